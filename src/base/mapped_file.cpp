@@ -1,0 +1,57 @@
+#include "base/mapped_file.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+
+namespace quern {
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw Error(fmt::format("{}: {}", path.string(), std::strerror(errno)));
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(fd);
+    throw Error(fmt::format("{}: not a regular file", path.string()));
+  }
+  std::shared_ptr<MappedFile> file(new MappedFile);
+  file->path_ = path;
+  file->size_ = static_cast<size_t>(info.st_size);
+  if (file->size_ > 0) {
+    void* p = ::mmap(nullptr, file->size_, PROT_READ, MAP_SHARED, fd, 0);
+    const int error = errno;
+    ::close(fd);
+    if (p == MAP_FAILED) {
+      file->size_ = 0;
+      throw Error(
+          fmt::format("{}: cannot map {} bytes: {}", path.string(), info.st_size, std::strerror(error)));
+    }
+    file->data_ = static_cast<const std::byte*>(p);
+  } else {
+    ::close(fd);
+  }
+  return file;
+}
+
+MappedFile::~MappedFile() {
+  if (size_ > 0) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string read_file(const std::filesystem::path& path, size_t max_bytes) {
+  const auto file = MappedFile::open(path);
+  const auto bytes = file->bytes();
+  if (bytes.size() > max_bytes)
+    throw Error(
+        fmt::format("{}: expected at most {} bytes, found {}", path.string(), max_bytes, bytes.size()));
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace quern

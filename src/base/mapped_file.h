@@ -1,0 +1,35 @@
+// A whole file mapped read-only. The mapping lives as long as any copy of the shared_ptr; pages are read on
+// first touch and shared with every process that maps the same file, so a table used in place costs only the
+// rows that are read.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace quern {
+
+class MappedFile {
+ public:
+  // Throws Error naming the path. An empty file gives an empty span.
+  static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  MappedFile() = default;
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The whole file as a string; refuses files beyond `max_bytes`. Throws Error naming the path.
+std::string read_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
+
+}  // namespace quern

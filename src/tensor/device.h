@@ -1,0 +1,22 @@
+// Where bytes live and work runs. The one place that knows whether this build has CUDA kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace quern {
+
+enum class DeviceType : uint8_t { Cpu, Cuda };
+
+struct Device {
+  DeviceType type = DeviceType::Cpu;
+  int index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+#ifdef QUERN_WITH_CUDA
+inline constexpr bool kHasCuda = true;
+#else
+inline constexpr bool kHasCuda = false;
+#endif
+
+}  // namespace quern
