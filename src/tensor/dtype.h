@@ -14,6 +14,7 @@ enum class DType : uint8_t {
   I32,
   U8,
   F8E4M3,  // OCP FP8: bias 7, max 448, no infinity
+  F4E2M1,  // OCP FP4, two a byte, low nibble first: ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}
   // GGUF block types (ops/quant_formats.h describes their bytes).
   Q8_0,
   Q4_0,

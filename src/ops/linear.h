@@ -1,0 +1,35 @@
+// Matrix product with a weight: y = x Wᵀ, every weight format.
+//
+//   y[t, n] = Σ_k x[t, k] · W[n, k]
+//
+//   y: [T, n] f32      x: [T, k] f32      W: [n, k], any format of ops/weight.h
+//   y and x may be column slices; y may not overlap x.
+//
+// Accumulates in f32 in an order that depends on (n, k, format, role) only, never on T or on the other rows.
+// Rows [0, n_decode_rows) take the decode kernel, the others the prefill kernel; the CPU has one form for
+// both. On CUDA x is rounded to BF16 as it is loaded; on the CPU it stays f32 (and quantised formats may
+// round x per row and group, as the format's kernel says).
+#pragma once
+
+#include "ops/weight.h"
+#include "tensor/stream.h"
+
+namespace quern {
+
+void linear(Stream& s, Tensor y, Tensor x, const Weight& w, int64_t n_decode_rows);
+
+// Output projection of a block into the wide residual (MODEL.md, Gated residual):
+//   x[t, s, i] += inj[t, s] · (W a)[t, i]
+//   x: [T, S·n] f32, in place      inj: [T, S] f32      a: [T, k] f32
+void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w, int64_t n_decode_rows);
+
+namespace cpu {
+void linear(Stream& s, Tensor y, Tensor x, const Weight& w);
+void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w);
+}  // namespace cpu
+namespace cuda {
+void linear(Stream& s, Tensor y, Tensor x, const Weight& w, int64_t n_decode_rows);
+void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w, int64_t n_decode_rows);
+}  // namespace cuda
+
+}  // namespace quern
