@@ -18,6 +18,9 @@ function(quern_layer name)
   endif()
 endfunction()
 
+add_custom_target(tsan_tests)
+add_custom_target(fuzzers)
+
 # quern_test(<path without _test.cpp> LINK targets...): tests/<path>_test.cpp becomes the ctest <path>.
 function(quern_test path)
   cmake_parse_arguments(T "" "TIMEOUT" "LINK;ARGS;LABELS" ${ARGN})
@@ -31,10 +34,15 @@ function(quern_test path)
     set(T_TIMEOUT 300)
   endif()
   set_tests_properties(${path} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  # What the thread sanitizer watches: the layers that have threads.
+  if(path MATCHES "^(base/thread_pool|engine/|server/)")
+    add_dependencies(tsan_tests ${target})
+  endif()
 endfunction()
 
 # quern_fuzz(<name> LINK targets...): tests/fuzz/<name>_fuzz.cpp, run by ctest for a short fixed time over its corpus
 # in tests/fuzz/corpus/<name>.
+# (Libraries a target fuzzes are instrumented too: compiler.cmake adds -fsanitize=fuzzer-no-link under QUERN_FUZZ.)
 function(quern_fuzz name)
   cmake_parse_arguments(F "" "SECONDS" "LINK" ${ARGN})
   if(NOT QUERN_FUZZ)
@@ -46,6 +54,7 @@ function(quern_fuzz name)
   add_executable(${name}_fuzz ${PROJECT_SOURCE_DIR}/tests/fuzz/${name}_fuzz.cpp)
   target_link_libraries(${name}_fuzz PRIVATE ${F_LINK} -fsanitize=fuzzer)
   target_compile_options(${name}_fuzz PRIVATE -fsanitize=fuzzer)
+  add_dependencies(fuzzers ${name}_fuzz)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/corpus/${name})
   add_test(NAME fuzz/${name} COMMAND ${name}_fuzz -max_total_time=${F_SECONDS} -rss_limit_mb=2048 -timeout=10
            ${CMAKE_BINARY_DIR}/corpus/${name} ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${name})
