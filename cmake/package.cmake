@@ -1,0 +1,18 @@
+# `cmake --install` and `ninja package`: the program, its service and its licence as a Debian package.
+include(GNUInstallDirs)
+install(TARGETS quern RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/packaging/quern.service DESTINATION lib/systemd/system)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_PACKAGE_NAME quern)
+set(CPACK_PACKAGE_CONTACT "The Quern authors")
+set(CPACK_PACKAGE_VENDOR "Quern")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Inference engine and server for Qwen3.8-Flash-Next")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${PROJECT_SOURCE_DIR}/packaging/postinst)
+set(CPACK_STRIP_FILES ON)
+include(CPack)
