@@ -1,0 +1,83 @@
+#include "checkpoint/generation_config.h"
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "base/check.h"
+#include "base/mapped_file.h"
+
+namespace quern {
+namespace {
+
+struct Reader {
+  const Json& json;
+  const std::string& file;
+
+  // The member, or null where it is absent or null.
+  const Json* get(std::string_view key) const {
+    const Json* v = json.find(key);
+    return v == nullptr || v->is_null() ? nullptr : v;
+  }
+  [[noreturn]] void fail(std::string_view key, std::string_view expected, const Json& found) const {
+    throw Error(fmt::format("{}: {}: expected {}, found {}", file, key, expected, write_json(found)));
+  }
+  std::optional<double> number(std::string_view key, double low, double high,
+                               std::string_view expected) const {
+    const Json* v = get(key);
+    if (v == nullptr) return {};
+    if (!v->is_number()) fail(key, expected, *v);
+    const double x = v->as_double();
+    if (!(x >= low && x <= high)) fail(key, expected, *v);
+    return x;
+  }
+  int32_t id(std::string_view key, const Json& v) const {
+    if (!v.is_int() || v.as_int() < 0 || v.as_int() > INT32_MAX) fail(key, "a token id", v);
+    return static_cast<int32_t>(v.as_int());
+  }
+};
+
+}  // namespace
+
+GenerationConfig parse_generation_config(const Json& json, const std::string& file) {
+  if (!json.is_object())
+    throw Error(fmt::format("{}: expected an object, found {}", file, kind_name(json.kind())));
+  const Reader r{json, file};
+  GenerationConfig c;
+  if (const Json* v = r.get("do_sample")) {
+    if (!v->is_bool()) r.fail("do_sample", "true or false", *v);
+    c.do_sample = v->as_bool();
+  }
+  c.temperature = r.number("temperature", 0, 1e6, "a number from 0 on");
+  c.top_p = r.number("top_p", 0, 1, "a number from 0 to 1");
+  c.min_p = r.number("min_p", 0, 1, "a number from 0 to 1");
+  c.repetition_penalty = r.number("repetition_penalty", 1e-6, 1e6, "a positive number");
+  if (const Json* v = r.get("top_k")) {
+    if (!v->is_int() || v->as_int() < 0) r.fail("top_k", "an integer from 0 on", *v);
+    c.top_k = v->as_int();
+  }
+  if (const Json* v = r.get("eos_token_id")) {
+    if (v->is_array()) {
+      for (const Json& id : v->as_array()) c.eos_ids.push_back(r.id("eos_token_id", id));
+    } else {
+      c.eos_ids.push_back(r.id("eos_token_id", *v));
+    }
+  }
+  return c;
+}
+
+GenerationConfig read_generation_config(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "generation_config.json";
+  if (!std::filesystem::exists(path)) return {};
+  const std::string text = read_file(path, 1 << 20);
+  Json json;
+  try {
+    json = parse_json(text);
+  } catch (const Error& e) {
+    throw Error(fmt::format("{}: {}", path.string(), e.what()));
+  }
+  return parse_generation_config(json, path.string());
+}
+
+}  // namespace quern

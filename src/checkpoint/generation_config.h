@@ -1,0 +1,25 @@
+// A model's own defaults of sampling, from generation_config.json. Keys we do not use are left alone.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+
+namespace quern {
+
+struct GenerationConfig {
+  bool do_sample = true;  // false: greedy
+  std::optional<double> temperature, top_p, min_p, repetition_penalty;
+  std::optional<int64_t> top_k;  // 0 or absent: no limit
+  std::vector<int32_t> eos_ids;  // a reply ends at any of them; empty: the tokenizer's or the config's
+};
+
+// generation_config.json of `folder`; all defaults where there is none. Throws Error naming file, key, value.
+GenerationConfig read_generation_config(const std::filesystem::path& folder);
+GenerationConfig parse_generation_config(const Json& json, const std::string& file);
+
+}  // namespace quern
