@@ -51,6 +51,10 @@ struct QsaNorms {
 struct QsaCache {
   Tensor k, v, pooled;  // pages
   Tensor ring;          // slots
+  // Position p lies at entry p + shift of its sequence's pages and block b at pooled key b + shift; the ring
+  // and all arithmetic keep p and b. 1 for the draft block, whose entry of position p needs the id of p + 1
+  // (so that a page depends on its own ids only); 0 otherwise.
+  int shift = 0;
 };
 
 struct Selection {

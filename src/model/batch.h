@@ -1,0 +1,87 @@
+// What one step runs: rows of several sequences, ragged, prefill chunks and decode rows mixed. Built once a
+// step on the host, uploaded through one buffer; capacity, and with it every address, is fixed at
+// construction.
+//
+// Segments are ordered decode first, otherwise as given. Logit rows keep the order of their rows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache/sequence.h"
+#include "ops/batch_view.h"
+#include "tensor/buffer.h"
+#include "tensor/stream.h"
+
+namespace quern {
+
+struct BatchCapacity {
+  int64_t rows = 0;      // of one step
+  int64_t segments = 0;  // sequences of one step
+  int64_t logits = 0;    // rows that want logits
+  int64_t context = 0;   // longest sequence; bounds page lists
+};
+
+// Which rows of a segment want logits: its last n ones.
+inline constexpr int32_t kAllRows = INT32_MAX;
+
+struct BatchItem {
+  Sequence* sequence = nullptr;
+  // The ids of the rows, from position sequence->length() on. Prefill: as appended. Decode: the id that runs
+  // next, then up to kMaxDrafts drafted ones, which need not be appended.
+  std::span<const int32_t> ids;
+  Role role = Role::Prefill;
+  int32_t n_logits = 0;
+};
+
+// Rows of the draft block: the entries from `first` on, whose ids are `ids`. The engine's first pass after a
+// step gives first = draft_length and the appended ids up to the newest; each further pass one entry more,
+// with the drafted id.
+struct DraftItem {
+  Sequence* sequence = nullptr;
+  int64_t first = 0;  // ≥ 1: entry 0 does not exist
+  std::span<const int32_t> ids;
+  bool from_true_hidden = false;  // the entries' hidden rows are the trunk's: draft_length grows to their end
+};
+
+class Batch {
+ public:
+  Batch(Device device, const BatchCapacity& capacity);
+
+  // Each begins anew. build calls begin_step on every sequence; the caller commits after forward. A sequence
+  // occurs at most once. Going over the capacity is a bug.
+  void build(std::span<const BatchItem> items);
+  // For Model::draft; logits for the last row of each item, in the order of the items.
+  void build_draft(std::span<const DraftItem> items);
+  void upload(Stream& s);  // no-op on the CPU
+
+  const BatchCapacity& capacity() const { return capacity_; }
+  int64_t n_rows() const { return n_rows_; }
+  int64_t n_decode_rows() const { return n_decode_rows_; }
+  int64_t n_logits() const { return n_logits_; }
+  int64_t n_decode_logits() const { return n_decode_logits_; }
+  // Where item i's logits begin among the logits rows; it has min(n_logits, its rows) of them.
+  int64_t first_logits(size_t item) const { return first_logits_[item]; }
+
+  // Memory of the device, after upload.
+  const BatchView& view() const { return view_; }
+  const int32_t* logit_rows() const;  // [n_logits] row of each
+  // What the draft block runs beside a prefill: the entries of the prefill rows' own positions. positions are
+  // those of the hidden rows (entry - 1), ids those of the entries.
+  const BatchView& draft_view() const { return draft_view_; }
+  const int32_t* draft_source()
+      const;  // [draft rows] trunk row whose hidden row it reads, -1: the slot's ring
+
+ private:
+  struct Arrays;  // offsets of one view's arrays in the buffer
+  // (the rest is in batch.cpp's words: host staging, device buffer, offsets)
+  BatchCapacity capacity_;
+  Device device_;
+  Buffer host_, on_device_;
+  int64_t n_rows_ = 0, n_decode_rows_ = 0, n_logits_ = 0, n_decode_logits_ = 0;
+  std::vector<int64_t> first_logits_;
+  BatchView view_, draft_view_;
+};
+
+}  // namespace quern

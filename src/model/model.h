@@ -1,0 +1,90 @@
+// Qwen3.8-Flash-Next (MODEL.md): load a checkpoint, run steps.
+//
+//   Model model(checkpoint, config, options, stream);
+//   auto seq = Sequence::create(model.memory());
+//   seq->append(ids);  seq->reserve(ids.size());
+//   batch.build({{{seq.get(), ids, Role::Prefill, 1}}});
+//   Tensor logits = model.forward(batch);                       // [n_logits, V] f32
+//   seq->commit(n);
+//
+// A row's result depends on its sequence's past and its own role, never on its neighbours (DESIGN.md,
+// Exactness). forward and draft enqueue on the stream and return; the logits they return are overwritten by
+// the next call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "cache/sequence.h"
+#include "checkpoint/checkpoint.h"
+#include "model/batch.h"
+#include "model/config.h"
+#include "tensor/stream.h"
+
+namespace quern {
+
+struct ModelOptions {
+  DType kv = DType::BF16;  // F32, BF16 or F16
+  bool drafts = true;      // load the draft (MTP) block where the checkpoint has one
+  int32_t n_pages = 0;     // pages of 64 tokens, over all sequences
+  int32_t n_slots = 1;     // sequences that have state at once
+  BatchCapacity batch;     // largest step
+};
+
+struct ModelWeights;
+struct Activations;
+
+// Receives a named intermediate (`gdn0`, `moe1`, `layer3`, … : apps/eval.cpp lists them), device memory,
+// valid during the call. `batch_rows` intermediates have a row per batch row; `final` and `mtp.logits` have
+// their own.
+using Tap = std::function<void(std::string_view name, Tensor value)>;
+
+class Model {
+ public:
+  // Throws Error naming the tensor, what was expected and what was found.
+  // Keeps the checkpoint: on the CPU matrices stay in its mapped files.
+  Model(std::shared_ptr<Checkpoint> checkpoint, const Config& config, const ModelOptions& options,
+        Stream& stream);
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const Config& config() const { return config_; }
+  const ModelOptions& options() const { return options_; }
+  const CacheShape& cache_shape() const;
+  bool has_drafts() const;
+  SequenceMemory& memory() { return *memory_; }
+  Stream& stream() { return stream_; }
+
+  // Runs the batch; logits [n_logits, V] f32 of the rows that want them, in order. Where the model drafts,
+  // prefill rows fill the draft block's caches as well.
+  Tensor forward(Batch& batch);
+  // Runs the draft block over a batch of build_draft: logits [items, V] f32 of each item's next id after its
+  // last one. The block's own wide rows become the hidden rows of the next pass.
+  Tensor draft(Batch& batch);
+
+  // For comparisons with reference files; an empty tap costs nothing. The CPU only sees values at the call.
+  void set_tap(Tap tap);
+
+  int64_t weight_bytes() const;
+  // Bytes of weights one decode row reads (its top-k experts, everything else once, one row of embedding and
+  // table).
+  int64_t bytes_per_token() const;
+
+ private:
+  void trunk(const Batch& batch);
+  void delta_layer(int layer, const Batch& batch);
+  void attention_layer(int layer, const Batch& batch);
+
+  std::shared_ptr<Checkpoint> checkpoint_;
+  Config config_;
+  ModelOptions options_;
+  Stream& stream_;
+  std::unique_ptr<ModelWeights> weights_;
+  std::unique_ptr<SequenceMemory> memory_;
+  std::unique_ptr<Activations> activations_;
+  Tap tap_;
+};
+
+}  // namespace quern
