@@ -1,9 +1,73 @@
 // quern: the program. Dispatches to its subcommands, and turns an Error into one line and exit code 1.
+#include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
 
-#include "base/check.h"
+#include "commands.h"
 
-int main() {
-  std::fprintf(stderr, "quern: no subcommand is built yet\n");
+namespace quern {
+namespace {
+
+struct Command {
+  const char* name;
+  int (*main)(int argc, char** argv);
+  const char* what;
+};
+
+// In the order of a first acquaintance.
+constexpr Command kCommands[] = {
+    {"tokenize", tokenize_main, "the token ids of a text, or the text of ids"},
+};
+
+void print_usage(std::FILE* to) {
+  std::fprintf(to, "usage: quern COMMAND MODEL [options]; quern COMMAND --help says more\n");
+  for (const Command& c : kCommands) std::fprintf(to, "  %-9s %s\n", c.name, c.what);
+}
+
+int run(int argc, char** argv) {
+  if (argc < 2) {
+    print_usage(stderr);
+    return 2;
+  }
+  const std::string name = argv[1];
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_usage(stdout);
+    return 0;
+  }
+  for (const Command& c : kCommands)
+    if (name == c.name) return c.main(argc - 1, argv + 1);
+  std::fprintf(stderr, "quern: '%s' is no command\n", name.c_str());
+  print_usage(stderr);
   return 2;
+}
+
+}  // namespace
+
+std::optional<int> parse_options(CLI::App& app, int argc, char** argv) {
+  app.name(std::string("quern ") + argv[0]);
+  try {
+    app.parse(argc, argv);
+    return std::nullopt;
+  } catch (const CLI::Success& e) {  // --help
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::fprintf(stderr, "%s: %s (--help lists the options)\n", app.get_name().c_str(), e.what());
+    return 2;
+  }
+}
+
+}  // namespace quern
+
+int main(int argc, char** argv) {
+  try {
+    return quern::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "quern: out of memory\n");
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "quern: %s\n", e.what());
+  }
+  return 1;
 }

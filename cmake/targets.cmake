@@ -54,6 +54,7 @@ function(quern_fuzz name)
   add_executable(${name}_fuzz ${PROJECT_SOURCE_DIR}/tests/fuzz/${name}_fuzz.cpp)
   target_link_libraries(${name}_fuzz PRIVATE ${F_LINK} -fsanitize=fuzzer)
   target_compile_options(${name}_fuzz PRIVATE -fsanitize=fuzzer)
+  target_compile_definitions(${name}_fuzz PRIVATE QUERN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_dependencies(fuzzers ${name}_fuzz)
   file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/corpus/${name})
   add_test(NAME fuzz/${name} COMMAND ${name}_fuzz -max_total_time=${F_SECONDS} -rss_limit_mb=2048 -timeout=10

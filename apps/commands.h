@@ -1,0 +1,19 @@
+// The subcommands of quern: one file each, one function each, listed in quern.cpp. argv[0] is the
+// subcommand's name. They return the exit code; an Error thrown out of one becomes a line on stderr and exit
+// code 1.
+#pragma once
+
+#include <optional>
+
+namespace CLI {
+class App;
+}
+
+namespace quern {
+
+int tokenize_main(int argc, char** argv);
+
+// Parses a subcommand's options. A value: stop with this exit code (help was printed: 0; a usage error: 2).
+std::optional<int> parse_options(CLI::App& app, int argc, char** argv);
+
+}  // namespace quern
