@@ -199,8 +199,7 @@ void write(std::string& out, const Json& v, const JsonStyle& style, int depth) {
       members.reserve(v.size());
       for (const auto& m : v.as_object()) members.push_back(&m);
       if (style.sort_keys)
-        std::stable_sort(members.begin(), members.end(),
-                         [](auto* a, auto* b) { return a->first < b->first; });
+        std::sort(members.begin(), members.end(), [](auto* a, auto* b) { return a->first < b->first; });
       out += '{';
       bool first = true;
       for (const auto* m : members) {

@@ -124,9 +124,10 @@ std::vector<SafetensorsEntry> parse_safetensors(std::span<const std::byte> bytes
     entries.push_back(std::move(entry));
   }
 
-  std::stable_sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-    return a.bytes.data() != b.bytes.data() ? a.bytes.data() < b.bytes.data()
-                                            : a.bytes.size() < b.bytes.size();
+  std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return a.bytes.data() != b.bytes.data()
+               ? a.bytes.data() < b.bytes.data()
+               : std::pair(a.bytes.size(), a.name) < std::pair(b.bytes.size(), b.name);
   });
   size_t covered = 0;
   for (const SafetensorsEntry& e : entries) {

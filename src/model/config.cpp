@@ -193,7 +193,7 @@ void read_ple(const Section& text, Config& c) {
   if (layer < 1 || layer > c.n_layers)
     text.fail("ple_layer_ids", fmt::format("a layer from 1 to {}", c.n_layers), *layers);
   c.ple.layer = static_cast<int>(layer) - 1;
-  c.ple.ngram = static_cast<int>(text.integer("ngram_size", 2, 16));
+  c.ple.ngram = static_cast<int>(text.integer("ngram_size", 3, 3));
   c.ple.heads_per_ngram = static_cast<int>(text.integer("heads_per_ngram", 1, 64));
   const int d_embed = text.dim("ple_embed_dim");
   if (d_embed % c.ple.n_heads() != 0)

@@ -49,7 +49,7 @@ struct DeltaNetConfig {
 
 struct PleConfig {
   int layer = 0;  // 0-based: the table is added to this layer's input
-  int ngram = 0;  // longest n-gram; heads exist for 2 … ngram
+  int ngram = 0;  // longest n-gram, 3: heads exist for 2 and 3
   int heads_per_ngram = 0;
   int d_row = 0;  // width of one table row
   int conv = 0;   // taps

@@ -1,8 +1,8 @@
 // Which rows of the n-gram table a token reads (PLE, MODEL.md §0 "Row ids").
 //
-//   m_2 = (t0·a0) ^ (t1·a1),  m_n = m_{n-1} ^ (t_{n-1}·a_{n-1}),  products wrap at 64 bits
+//   m2 = (t0·a0) ^ (t1·a1),  m3 = m2 ^ (t2·a2),  products wrap at 64 bits
 //   row of head h = (m mod vocab_h) + offset_h, the modulus non-negative (m is a signed number);
-//   heads 0 … heads_per_ngram-1 use m_2, the next heads_per_ngram use m_3, …
+//   the first half of the heads use m2, the others m3
 //
 // t0 is the current token, t1, t2 … the ones before it. Walking back, the first token that is missing or is
 // eos, and all before it, count as eos; the current token being eos does not cut its own context.
@@ -15,36 +15,30 @@
 //   vocab_h: the successive primes from vocab_base on; offset_h: their running sum.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "model/config.h"
+#include "ops/ple.h"
 
 namespace quern {
 
-struct NgramHash {
-  int ngram = 0;
-  int heads_per_ngram = 0;
-  int32_t eos_id = 0;
-  std::vector<int64_t> multipliers;  // [ngram]
-  std::vector<int64_t> vocab;        // [heads]
-  std::vector<int64_t> offset;       // [heads]
-  int64_t table_rows = 0;            // padded; every row id is below the sum of vocab ≤ table_rows
-
-  int n_heads() const { return static_cast<int>(vocab.size()); }
-
-  // rows[h] for the token context[0], where context[i] is the token i before it; shorter than `ngram` at the
-  // start of a sequence.
-  void rows(std::span<const int32_t> context, std::span<int64_t> rows) const;
+struct NgramTable {
+  NgramHash hash;
+  int64_t rows = 0;  // padded; every row id is below the sum of vocab ≤ rows
 };
 
 // By the recipe of the config.
-NgramHash compute_ngram_hash(const Config& config);
+NgramTable compute_ngram_table(const Config& config);
 // The constants of the checkpoint (int64 tensors, or GGUF keys), taken from it, compared with the recipe
 // where the config has one, and proved to stay inside the table. Throws Error naming the tensor and the
 // values.
-NgramHash read_ngram_hash(Checkpoint& checkpoint, const Config& config);
+NgramTable read_ngram_table(Checkpoint& checkpoint, const Config& config);
+
+// What the op ple_rows computes, on the host for one token: row ids of all heads. context[i] is the token i
+// before the current one, context[0]; shorter than 3 at the start of a sequence.
+void ngram_rows(const NgramHash& hash, std::span<const int32_t> context, std::span<int64_t> rows);
 
 }  // namespace quern
