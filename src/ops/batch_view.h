@@ -36,6 +36,7 @@ struct BatchView {
   int64_t n_rows = 0;
   int64_t n_decode_rows = 0;
   int64_t n_segments = 0;
+  int64_t max_tokens = 0;        // no row's position reaches it; on CUDA sizes grids and scratch
   const int32_t* ids = nullptr;  // [n_rows]
   const int32_t* windows =
       nullptr;  // [n_rows, 3]: the row's id and the two before it, -1 where there is none

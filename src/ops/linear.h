@@ -11,12 +11,23 @@
 // round x per row and group, as the format's kernel says).
 #pragma once
 
+#include <span>
+
 #include "ops/weight.h"
 #include "tensor/stream.h"
 
 namespace quern {
 
 void linear(Stream& s, Tensor y, Tensor x, const Weight& w, int64_t n_decode_rows);
+
+// Several products of one x, of any formats each; the same bits as one call for each. On CUDA one launch for
+// the decode rows: a block's input projections are one stage.
+struct Product {
+  Tensor y;
+  const Weight* w = nullptr;
+};
+inline constexpr int kMaxProducts = 6;
+void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_decode_rows);
 
 // Output projection of a block into the wide residual (MODEL.md, Gated residual):
 //   x[t, s, i] += inj[t, s] · (W a)[t, i]
@@ -28,7 +39,7 @@ void linear(Stream& s, Tensor y, Tensor x, const Weight& w);
 void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w);
 }  // namespace cpu
 namespace cuda {
-void linear(Stream& s, Tensor y, Tensor x, const Weight& w, int64_t n_decode_rows);
+void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_decode_rows);
 void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w, int64_t n_decode_rows);
 }  // namespace cuda
 

@@ -33,6 +33,7 @@ struct Weight {
 struct ExpertWeights {
   std::vector<Weight> items;
   Weight packed;
+  Tensor global_scales;  // [E] f32 on the device, beside `packed`, where the format has global scales
   int64_t n_experts = 0;
   int64_t n = 0, k = 0;
 };
