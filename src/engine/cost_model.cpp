@@ -1,0 +1,62 @@
+#include "engine/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace quern {
+namespace {
+
+constexpr double kForget = 0.98;  // an observation counts half after 34 more
+
+// Solves the n×n system restricted to the coefficients `use`; the others are 0. False if it is singular.
+bool solve(const std::array<std::array<double, 3>, 3>& xx, const std::array<double, 3>& xy,
+           const std::array<bool, 3>& use, std::array<double, 3>& c) {
+  std::array<std::array<double, 4>, 3> a{};
+  for (int i = 0; i < 3; ++i) {
+    for (int j = 0; j < 3; ++j) a[i][j] = use[i] && use[j] ? xx[i][j] : (i == j ? 1.0 : 0.0);
+    // A small ridge: where D never varied, base and decode_row cannot be told apart and any split will do.
+    if (use[i]) a[i][i] *= 1 + 1e-9;
+    a[i][3] = use[i] ? xy[i] : 0;
+  }
+  for (int p = 0; p < 3; ++p) {
+    int best = p;
+    for (int i = p + 1; i < 3; ++i)
+      if (std::fabs(a[i][p]) > std::fabs(a[best][p])) best = i;
+    std::swap(a[p], a[best]);
+    if (std::fabs(a[p][p]) < 1e-300) return false;
+    for (int i = 0; i < 3; ++i) {
+      if (i == p) continue;
+      const double f = a[i][p] / a[p][p];
+      for (int j = p; j < 4; ++j) a[i][j] -= f * a[p][j];
+    }
+  }
+  for (int i = 0; i < 3; ++i) c[i] = a[i][3] / a[i][i];
+  return true;
+}
+
+}  // namespace
+
+void CostMeter::observe(int64_t decode_rows, int64_t prefill_rows, double seconds) {
+  const std::array<double, 3> x = {1, static_cast<double>(decode_rows), static_cast<double>(prefill_rows)};
+  for (int i = 0; i < 3; ++i) {
+    for (int j = 0; j < 3; ++j) xx_[i][j] = kForget * xx_[i][j] + x[i] * x[j];
+    xy_[i] = kForget * xy_[i] + x[i] * seconds;
+  }
+  fit();
+}
+
+void CostMeter::fit() {
+  std::array<bool, 3> use = {true, xx_[1][1] > 0, xx_[2][2] > 0};
+  std::array<double, 3> c{};
+  // A negative coefficient is noise: drop the most negative one and fit the others again.
+  for (int round = 0; round < 3; ++round) {
+    if (!solve(xx_, xy_, use, c)) return;
+    const auto worst = std::min_element(c.begin(), c.end()) - c.begin();
+    if (c[worst] >= 0) break;
+    use[worst] = false;
+  }
+  model_ = {std::max(c[0], 0.0), std::max(c[1], 0.0), std::max(c[2], 0.0)};
+}
+
+}  // namespace quern
