@@ -42,7 +42,7 @@ struct DraftItem {
   Sequence* sequence = nullptr;
   int64_t first = 0;  // ≥ 1: entry 0 does not exist
   std::span<const int32_t> ids;
-  bool from_true_hidden = false;  // the entries' hidden rows are the trunk's: draft_length grows to their end
+  bool true_hidden = false;  // the entries' hidden rows are the trunk's: draft_length grows to their end
 };
 
 class Batch {
@@ -66,7 +66,7 @@ class Batch {
 
   // Memory of the device, after upload.
   const BatchView& view() const { return view_; }
-  const int32_t* logit_rows() const;  // [n_logits] row of each
+  const int32_t* logit_rows() const { return device<int32_t>(at_.logit_rows); }  // [n_logits] row of each
   // What the draft block runs beside a prefill: the entries of the prefill rows' own positions. positions are
   // those of the hidden rows (entry - 1), ids those of the entries.
   const BatchView& draft_view() const { return draft_view_; }
@@ -74,12 +74,33 @@ class Batch {
       const;  // [draft rows] trunk row whose hidden row it reads, -1: the slot's ring
 
  private:
-  struct Arrays;  // offsets of one view's arrays in the buffer
-  // (the rest is in batch.cpp's words: host staging, device buffer, offsets)
+  // Host staging, and on CUDA the same layout on the device: byte offsets of every array, fixed by the
+  // capacity. The page lists come last, so that an upload ends where they do.
+  struct Layout {
+    int64_t ids, windows, positions, segment_of, segments;  // of view()
+    int64_t draft_ids, draft_positions, draft_segment_of, draft_segments, draft_source;
+    int64_t logit_rows, page_tables, size;
+  };
+  static Layout lay_out(const BatchCapacity& capacity);
+  template <typename T>
+  T* host(int64_t offset) const {
+    return reinterpret_cast<T*>(host_.data() + offset);
+  }
+  template <typename T>
+  const T* device(int64_t offset) const {
+    return reinterpret_cast<const T*>((on_device_.data() ? on_device_ : host_).data() + offset);
+  }
+  void clear();
+  // Appends the sequence's page list that covers n tokens; its offset.
+  int32_t add_pages(const Sequence& sequence, int64_t n_tokens);
+  void add_segment(const BatchItem& item);
+  void add_draft_rows(const Segment& trunk);
+
   BatchCapacity capacity_;
-  Device device_;
+  Layout at_;
   Buffer host_, on_device_;
   int64_t n_rows_ = 0, n_decode_rows_ = 0, n_logits_ = 0, n_decode_logits_ = 0;
+  int64_t n_page_entries_ = 0;
   std::vector<int64_t> first_logits_;
   BatchView view_, draft_view_;
 };

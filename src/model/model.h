@@ -20,6 +20,9 @@
 #include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/config.h"
+#include "ops/delta_net.h"
+#include "ops/hyper_connection.h"
+#include "ops/sparse_attention.h"
 #include "tensor/stream.h"
 
 namespace quern {
@@ -32,12 +35,15 @@ struct ModelOptions {
   BatchCapacity batch;     // largest step
 };
 
-struct ModelWeights;
 struct Activations;
+struct AttentionLayer;
+struct ModelWeights;
+struct MoeLayer;
 
-// Receives a named intermediate (`gdn0`, `moe1`, `layer3`, … : apps/eval.cpp lists them), device memory,
-// valid during the call. `batch_rows` intermediates have a row per batch row; `final` and `mtp.logits` have
-// their own.
+// Receives a named intermediate of a step, in device memory that is valid during the call. A row per batch row:
+// `layerI` (the wide residual after layer I), `hcmixI` (a block's input), `gdnI`, `attnI`, `moeI`, `pleI` (blocks' outputs),
+// `ngramI` (table rows), `selectI` with `selectI.counts` (ops/sparse_attention.h). A row per row of logits: `final`. A
+// row per row of draft_view(): `mtp.logits`.
 using Tap = std::function<void(std::string_view name, Tensor value)>;
 
 class Model {
@@ -64,7 +70,7 @@ class Model {
   // last one. The block's own wide rows become the hidden rows of the next pass.
   Tensor draft(Batch& batch);
 
-  // For comparisons with reference files; an empty tap costs nothing. The CPU only sees values at the call.
+  // For comparisons with reference files; an empty tap costs nothing. On CUDA the receiver synchronises and downloads.
   void set_tap(Tap tap);
 
   int64_t weight_bytes() const;
@@ -73,14 +79,26 @@ class Model {
   int64_t bytes_per_token() const;
 
  private:
-  void trunk(const Batch& batch);
-  void delta_layer(int layer, const Batch& batch);
-  void attention_layer(int layer, const Batch& batch);
+  void ple(int layer, const BatchView& batch);
+  void delta_layer(int layer, const BatchView& batch);
+  // An attention or expert block of the trunk or, with layer = -1, of the draft block.
+  void attention_layer(const AttentionLayer& w, const QsaCache& cache, Tensor x, const BatchView& batch,
+                       int layer);
+  void moe_layer(const MoeLayer& w, Tensor x, const BatchView& batch, int layer);
+  void draft_block(const BatchView& batch);  // draft_hidden → draft_x
+  void draft_prefill(const Batch& batch);
+  void lm_head(const MixerWeights& mix, Tensor x, const Batch& batch);
+
+  // Taps of a block whose output goes straight into the residual compute that output a second time.
+  void tap(std::string_view what, int layer, Tensor value);
+  void tap_linear(std::string_view what, int layer, Tensor input, const Weight& w, int64_t n_decode_rows);
 
   std::shared_ptr<Checkpoint> checkpoint_;
   Config config_;
   ModelOptions options_;
   Stream& stream_;
+  DeltaNetShape delta_shape_;
+  QsaShape qsa_shape_;
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<SequenceMemory> memory_;
   std::unique_ptr<Activations> activations_;

@@ -1,0 +1,30 @@
+// A sparse attention block (QSA, MODEL.md §0): x += inj ⊗ o_proj · attention(h). The trunk's and the draft block's.
+#include "model/activations.h"
+#include "model/model.h"
+#include "model/weights.h"
+#include "ops/linear.h"
+
+namespace quern {
+
+void Model::attention_layer(const AttentionLayer& w, const QsaCache& cache, Tensor x, const BatchView& batch,
+                            int layer) {
+  Stream& s = stream_;
+  Activations& a = *activations_;
+  const int64_t n_decode = batch.n_decode_rows;
+
+  hc_mix(s, a.h, a.inj, x, w.mix, config_.streams, config_.norm_eps, n_decode);  // [T, H], [T, S]
+  tap("hcmix", layer, a.h);
+  linear(s, a.q_gate, a.h, w.q_gate, n_decode);      // [T, n_heads·2·d_head]
+  linear(s, a.k, a.h, w.k, n_decode);                // [T, n_kv·d_head]
+  linear(s, a.v, a.h, w.v, n_decode);                // [T, n_kv·d_head]
+  linear(s, a.index_qk, a.h, w.index_qk, n_decode);  // [T, (index_heads + 1)·d_index]
+  qsa_write(s, a.q_gate, a.k, a.v, a.qi, a.ki, qsa_shape_, w.norms, cache, batch, config_.norm_eps);
+  qsa_select(s, a.selection, a.qi, qsa_shape_, cache, batch);  // [T, budget_blocks]
+  tap("select", layer, a.selection.blocks);
+  tap("select.counts", layer, a.selection.counts);
+  qsa_attend(s, a.attn, a.q_gate, a.selection, qsa_shape_, cache, batch);  // [T, n_heads·d_head]
+  tap_linear("attn", layer, a.attn, w.out, n_decode);
+  linear_inject(s, x, a.inj, a.attn, w.out, n_decode);  // [T, S·H]
+}
+
+}  // namespace quern

@@ -1,0 +1,364 @@
+#include "model/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "model/ngram_hash.h"
+
+namespace quern {
+namespace {
+
+float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023;
+  uint32_t bits;
+  if (e == 0) {
+    const float v = std::ldexp(static_cast<float>(m), -24);
+    return sign ? -v : v;
+  }
+  bits = e == 31 ? sign | 0x7F800000 | (m << 13) : sign | ((e + 112) << 23) | (m << 13);
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+
+// Binds names to places. `prefix` ends in a dot or is empty.
+class Binder {
+ public:
+  Binder(Checkpoint& checkpoint, const Config& config, Stream& stream, ModelWeights& weights)
+      : checkpoint_(checkpoint), c_(config), stream_(stream), w_(weights) {}
+
+  // A small tensor as f32 on the device. Shapes with more than one dimension are [rows, cols].
+  Tensor vector(const std::string& name, int64_t n) { return upload(floats(name, {n}), {n}); }
+  Tensor table(const std::string& name, int64_t rows, int64_t cols) {
+    return upload(floats(name, {rows, cols}), {rows, cols});
+  }
+
+  Tensor decay(const std::string& name, int64_t n) {
+    std::vector<float> v = floats(name, {n});
+    if (checkpoint_.find(name)->form != WeightForm::NegExp)
+      for (float& x : v) x = static_cast<float>(-std::exp(static_cast<double>(x)));
+    return upload(v, {n});
+  }
+
+  Weight matrix(const std::string& name, int64_t n, int64_t k) {
+    Weight w = view(name, n, k);
+    w.data = place(w.data);
+    if (w.scale) w.scale = place(w.scale);
+    return w;
+  }
+
+  MixerWeights mixer(const std::string& prefix, bool inject) {
+    MixerWeights m;
+    m.norm = vector(prefix + "hc_norm.weight", c_.wide());
+    m.down = matrix(prefix + "input_mix_weight_down.weight", c_.hc_rank, c_.wide());
+    m.up = matrix(prefix + "input_mix_weight_up.weight", c_.wide(), c_.hc_rank);
+    if (inject) m.inject = matrix(prefix + "block_inject_weight.weight", c_.streams, c_.wide());
+    return m;
+  }
+
+  DeltaLayer delta_layer(const std::string& prefix) {
+    const DeltaNetConfig& d = c_.delta;
+    const std::string p = prefix + "linear_attn.";
+    DeltaLayer l;
+    l.mix = mixer(prefix + "attn_hyper_connection.", true);
+    l.qkv = matrix(p + "in_proj_qkv.weight", d.qkv_width(), c_.d_model);
+    l.z = matrix(p + "in_proj_z.weight", d.value_width(), c_.d_model);
+    l.b = matrix(p + "in_proj_b.weight", d.n_value_heads, c_.d_model);
+    l.a = matrix(p + "in_proj_a.weight", d.n_value_heads, c_.d_model);
+    l.delta.conv = table(p + "conv1d.weight", d.qkv_width(), d.conv);
+    l.delta.decay = decay(p + "A_log", d.n_value_heads);
+    l.delta.dt_bias = vector(p + "dt_bias", d.n_value_heads);
+    l.delta.norm = vector(p + "norm.weight", d.d_value);
+    l.out = matrix(p + "out_proj.weight", c_.d_model, d.value_width());
+    return l;
+  }
+
+  AttentionLayer attention_layer(const std::string& prefix) {
+    const std::string p = prefix + "self_attn.";
+    AttentionLayer l;
+    l.mix = mixer(prefix + "attn_hyper_connection.", true);
+    l.q_gate = matrix(p + "q_proj.weight", int64_t{c_.n_heads} * 2 * c_.d_head, c_.d_model);
+    l.k = matrix(p + "k_proj.weight", int64_t{c_.n_kv_heads} * c_.d_head, c_.d_model);
+    l.v = matrix(p + "v_proj.weight", int64_t{c_.n_kv_heads} * c_.d_head, c_.d_model);
+    l.index_qk = matrix(p + "indexer.index_qk_proj.weight",
+                        int64_t{c_.indexer.n_heads + 1} * c_.indexer.d_head, c_.d_model);
+    l.norms.q = vector(p + "q_norm.weight", c_.d_head);
+    l.norms.k = vector(p + "k_norm.weight", c_.d_head);
+    l.norms.index_q = vector(p + "indexer.q_layernorm.weight", c_.indexer.d_head);
+    l.norms.index_k = vector(p + "indexer.k_layernorm.weight", c_.indexer.d_head);
+    l.out = matrix(p + "o_proj.weight", c_.d_model, int64_t{c_.n_heads} * c_.d_head);
+    return l;
+  }
+
+  MoeLayer moe_layer(const std::string& prefix) {
+    const std::string p = prefix + "mlp.";
+    MoeLayer l;
+    l.mix = mixer(prefix + "mlp_hyper_connection.", true);
+    MoeWeights& m = l.moe;
+    m.router = matrix(p + "gate.weight", c_.n_experts, c_.d_model);
+    const std::vector<Weight> gate_up = fused(p + "experts.gate_up_proj", 2 * c_.d_expert, c_.d_model);
+    if (!gate_up.empty()) {
+      m.gate = experts(rows_of(gate_up, 0, c_.d_expert));
+      m.up = experts(rows_of(gate_up, c_.d_expert, 2 * c_.d_expert));
+      m.down =
+          experts(require(fused(p + "experts.down_proj", c_.d_model, c_.d_expert), p + "experts.down_proj"));
+    } else {
+      m.gate = experts(one_by_one(p, "gate_proj", c_.d_expert, c_.d_model));
+      m.up = experts(one_by_one(p, "up_proj", c_.d_expert, c_.d_model));
+      m.down = experts(one_by_one(p, "down_proj", c_.d_model, c_.d_expert));
+    }
+    m.shared_gate = matrix(p + "shared_expert.gate_proj.weight", c_.d_shared, c_.d_model);
+    m.shared_up = matrix(p + "shared_expert.up_proj.weight", c_.d_shared, c_.d_model);
+    m.shared_down = matrix(p + "shared_expert.down_proj.weight", c_.d_model, c_.d_shared);
+    m.shared_expert_gate = matrix(p + "shared_expert_gate.weight", 1, c_.d_model);
+    m.top_k = c_.top_k;
+    m.renormalise = c_.norm_topk_prob;
+    return l;
+  }
+
+  PleLayer ple_layer(const std::string& prefix) {
+    const std::string p = prefix + "ple.";
+    PleLayer l;
+    const NgramTable constants = read_ngram_table(checkpoint_, c_);
+    l.hash = constants.hash;
+    l.table.d_row = c_.ple.d_row;
+    for (const TensorView* part :
+         checkpoint_.take_rows(p + "ple_embedding.ngram_embedding", constants.rows, c_.ple.d_row)) {
+      Weight w;
+      w.data = as_tensor(*part, part->shape[0], c_.ple.d_row);
+      w_.bytes += w.data.bytes();
+      l.table.parts.push_back(w);
+    }
+    l.table.rows_per_part = l.table.parts.front().n();
+    for (size_t i = 0; i + 1 < l.table.parts.size(); ++i)
+      if (l.table.parts[i].n() != l.table.rows_per_part)
+        throw Error(fmt::format("{}: n-gram table part {}: expected {} rows like part 0, found {}",
+                                checkpoint_.path().string(), i, l.table.rows_per_part, l.table.parts[i].n()));
+    l.key = matrix(p + "key_proj.weight", c_.wide(), c_.ple.d_embed());
+    l.value = matrix(p + "value_proj.weight", c_.d_model, c_.ple.d_embed());
+    l.ple.norm_key = vector(p + "norm_key.weight", c_.wide());
+    l.ple.norm_query = vector(p + "norm_query.weight", c_.wide());
+    l.ple.norm_conv = vector(p + "norm_conv.weight", c_.wide());
+    l.ple.conv = table(p + "conv1d.weight", c_.wide(), c_.ple.conv);
+    return l;
+  }
+
+  DraftBlock draft_block() {
+    DraftBlock d;
+    d.norm_embedding = vector("mtp.pre_fc_norm_embedding.weight", c_.d_model);
+    d.norm_hidden = vector("mtp.pre_fc_norm_hidden.weight", c_.wide());
+    d.fc_embedding = matrix("mtp.fc_embedding.weight", c_.d_model, c_.d_model);
+    d.fc_hidden = matrix("mtp.fc_hidden.weight", c_.d_model, c_.d_model);
+    d.attention = attention_layer("mtp.layers.0.");
+    d.moe = moe_layer("mtp.layers.0.");
+    d.mix = mixer("mtp.hyper_connection_mixer.", false);
+    return d;
+  }
+
+ private:
+  static Tensor as_tensor(const TensorView& t, int64_t n, int64_t k) {
+    return Tensor(const_cast<std::byte*>(t.bytes.data()), t.dtype, {n, k});  // ops never write to weights
+  }
+
+  // The matrix where the file has it.
+  Weight view(const std::string& name, int64_t n, int64_t k) {
+    const TensorView& t = checkpoint_.take(name, {n, k});
+    if (t.form != WeightForm::Plain || t.dtype == DType::I64 || t.dtype == DType::I32 || t.dtype == DType::U8)
+      throw Error(fmt::format("{}: a weight matrix of type {} is not supported", checkpoint_.where(t),
+                              quern::name(t.dtype)));
+    Weight w;
+    w.data = as_tensor(t, n, k);
+    if (t.dtype == DType::F8E4M3) {
+      const int64_t block = 128;
+      const TensorView& scale =
+          checkpoint_.take(name + "_scale_inv", {(n + block - 1) / block, (k + block - 1) / block});
+      if (scale.dtype != DType::F32 && scale.dtype != DType::BF16)
+        throw Error(fmt::format("{}: expected F32 or BF16 scales, found {}", checkpoint_.where(scale),
+                                quern::name(scale.dtype)));
+      w.scale = as_tensor(scale, (n + block - 1) / block, (k + block - 1) / block);
+      w_.bytes += w.scale.bytes();
+    }
+    w_.bytes += w.data.bytes();
+    return w;
+  }
+
+  // [E, n, k] in one piece, as E views; empty where the file stores experts one by one.
+  std::vector<Weight> fused(const std::string& name, int64_t n, int64_t k) {
+    const TensorView* t = checkpoint_.take_if(name, {c_.n_experts, n, k});
+    if (!t) t = checkpoint_.take_if(name + ".weight", {c_.n_experts, n, k});
+    std::vector<Weight> items;
+    if (!t) return items;
+    const int64_t bytes = n * row_bytes(t->dtype, k);
+    for (int64_t e = 0; e < c_.n_experts; ++e) {
+      Weight w;
+      w.data = Tensor(const_cast<std::byte*>(t->bytes.data()) + e * bytes, t->dtype, {n, k});
+      items.push_back(w);
+    }
+    w_.bytes += c_.n_experts * bytes;
+    return items;
+  }
+  std::vector<Weight> require(std::vector<Weight> items, const std::string& name) {
+    if (items.empty()) checkpoint_.take(name);  // throws: it is missing
+    return items;
+  }
+  std::vector<Weight> one_by_one(const std::string& p, const std::string& which, int64_t n, int64_t k) {
+    std::vector<Weight> items;
+    for (int e = 0; e < c_.n_experts; ++e)
+      items.push_back(view(fmt::format("{}experts.{}.{}.weight", p, e, which), n, k));
+    return items;
+  }
+  static std::vector<Weight> rows_of(const std::vector<Weight>& items, int64_t begin, int64_t end) {
+    std::vector<Weight> rows;
+    for (const Weight& w : items) {
+      Weight r = w;
+      r.data = w.data.slice_rows(begin, end);
+      rows.push_back(r);
+    }
+    return rows;
+  }
+
+  ExpertWeights experts(std::vector<Weight> items) {
+    ExpertWeights e;
+    e.n_experts = static_cast<int64_t>(items.size());
+    e.n = items[0].n();
+    e.k = items[0].k();
+    if (stream_.device().type == DeviceType::Cpu) {
+      e.items = std::move(items);
+      return e;
+    }
+    const auto pack = [&](const auto& part) {
+      const Tensor first = part(items[0]);
+      Tensor packed =
+          w_.owned
+              .emplace_back(stream_.device(), first.dtype,
+                            std::initializer_list<int64_t>{e.n_experts, first.shape[0], first.shape[1]})
+              .tensor;
+      for (int64_t i = 0; i < e.n_experts; ++i)
+        stream_.upload(packed.data + i * first.bytes(), part(items[i]).data, first.bytes());
+      return packed;
+    };
+    e.packed.data = pack([](const Weight& w) { return w.data; });
+    if (items[0].scale) e.packed.scale = pack([](const Weight& w) { return w.scale; });
+    return e;
+  }
+
+  // Where a matrix lives: in the mapped file on the CPU, in memory of its own on a device.
+  Tensor place(Tensor t) {
+    if (stream_.device().type == DeviceType::Cpu) return t;
+    const Tensor there =
+        w_.owned
+            .emplace_back(stream_.device(), t.dtype, std::initializer_list<int64_t>{t.shape[0], t.shape[1]})
+            .tensor;
+    stream_.upload(there.data, t.data, t.bytes());
+    return there;
+  }
+
+  std::vector<float> floats(const std::string& name, std::initializer_list<int64_t> shape) {
+    const TensorView& t = checkpoint_.take(name, shape);
+    const int64_t n = t.elements();
+    std::vector<float> v(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const std::byte* from = t.bytes.data();
+      uint16_t h = 0;
+      uint32_t bits = 0;
+      switch (t.dtype) {
+        case DType::F32:
+          std::memcpy(&v[i], from + 4 * i, 4);
+          break;
+        case DType::BF16:
+          std::memcpy(&h, from + 2 * i, 2);
+          bits = static_cast<uint32_t>(h) << 16;
+          std::memcpy(&v[i], &bits, 4);
+          break;
+        case DType::F16:
+          std::memcpy(&h, from + 2 * i, 2);
+          v[i] = half_to_float(h);
+          break;
+        default:
+          throw Error(fmt::format("{}: expected F32, F16 or BF16, found {}", checkpoint_.where(t),
+                                  quern::name(t.dtype)));
+      }
+      if (t.form == WeightForm::OnePlus) v[i] -= 1;
+    }
+    w_.bytes += static_cast<int64_t>(t.bytes.size());
+    return v;
+  }
+
+  Tensor upload(const std::vector<float>& v, std::initializer_list<int64_t> shape) {
+    const Tensor t = w_.owned.emplace_back(stream_.device(), DType::F32, shape).tensor;
+    stream_.upload(t.data, v.data(), t.bytes());
+    return t;
+  }
+
+  Checkpoint& checkpoint_;
+  const Config& c_;
+  Stream& stream_;
+  ModelWeights& w_;
+};
+
+int64_t bytes_of(const Weight& w) { return (w.data ? w.data.bytes() : 0) + (w.scale ? w.scale.bytes() : 0); }
+int64_t bytes_of(const MixerWeights& m) {
+  return bytes_of(m.down) + bytes_of(m.up) + bytes_of(m.inject) + m.norm.bytes();
+}
+int64_t bytes_of_one(const ExpertWeights& e) {
+  return e.items.empty() ? bytes_of(e.packed) / e.n_experts : bytes_of(e.items[0]);
+}
+
+int64_t bytes_one_row_reads(const ModelWeights& w, const Config& c) {
+  int64_t bytes = bytes_of(w.lm_head) + bytes_of(w.mix) + bytes_of(w.ple.key) + bytes_of(w.ple.value);
+  for (const DeltaLayer& l : w.delta)
+    bytes +=
+        bytes_of(l.mix) + bytes_of(l.qkv) + bytes_of(l.z) + bytes_of(l.b) + bytes_of(l.a) + bytes_of(l.out);
+  for (const AttentionLayer& l : w.attention)
+    bytes += bytes_of(l.mix) + bytes_of(l.q_gate) + bytes_of(l.k) + bytes_of(l.v) + bytes_of(l.index_qk) +
+             bytes_of(l.out);
+  for (const MoeLayer& l : w.moe) {
+    const MoeWeights& m = l.moe;
+    bytes += bytes_of(l.mix) + bytes_of(m.router) + bytes_of(m.shared_gate) + bytes_of(m.shared_up) +
+             bytes_of(m.shared_down) + bytes_of(m.shared_expert_gate);
+    bytes += c.top_k * (bytes_of_one(m.gate) + bytes_of_one(m.up) + bytes_of_one(m.down));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+bool has_draft_block(const Checkpoint& checkpoint) {
+  return checkpoint.find("mtp.fc_hidden.weight") != nullptr;
+}
+
+ModelWeights bind_weights(Checkpoint& checkpoint, const Config& config, bool with_draft, Stream& stream) {
+  ModelWeights w;
+  Binder bind(checkpoint, config, stream, w);
+  w.embed = bind.matrix("embed_tokens.weight", config.vocab, config.d_model);
+  for (int i = 0; i < config.n_layers; ++i) {
+    const std::string prefix = fmt::format("layers.{}.", i);
+    if (i == config.ple.layer) w.ple = bind.ple_layer(prefix);
+    if (config.layers[i] == LayerKind::DeltaNet) {
+      w.layers.push_back({LayerKind::DeltaNet, static_cast<int>(w.delta.size())});
+      w.delta.push_back(bind.delta_layer(prefix));
+    } else {
+      w.layers.push_back({LayerKind::SparseAttention, static_cast<int>(w.attention.size())});
+      w.attention.push_back(bind.attention_layer(prefix));
+    }
+    w.moe.push_back(bind.moe_layer(prefix));
+  }
+  w.mix = bind.mixer("hyper_connection_mixer.", false);
+  w.lm_head = config.tied_embeddings ? w.embed : bind.matrix("lm_head.weight", config.vocab, config.d_model);
+  if (with_draft)
+    w.draft = bind.draft_block();
+  else
+    checkpoint.skip("mtp.");
+  checkpoint.skip("visual.");
+  checkpoint.check_all_used();
+  stream.synchronize();
+  w.bytes_per_token = bytes_one_row_reads(w, config);
+  return w;
+}
+
+}  // namespace quern
