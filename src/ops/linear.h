@@ -35,7 +35,7 @@ void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_de
 void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w, int64_t n_decode_rows);
 
 namespace cpu {
-void linear(Stream& s, Tensor y, Tensor x, const Weight& w);
+void linear(Stream& s, std::span<const Product> products, Tensor x);
 void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w);
 }  // namespace cpu
 namespace cuda {
