@@ -19,6 +19,7 @@ struct Command {
 
 // In the order of a first acquaintance.
 constexpr Command kCommands[] = {
+    {"eval", eval_main, "compare with outputs of the reference, or score a text"},
     {"tokenize", tokenize_main, "the token ids of a text, or the text of ids"},
 };
 

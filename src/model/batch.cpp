@@ -44,6 +44,7 @@ Batch::Batch(Device device, const BatchCapacity& capacity) : capacity_(capacity)
     v.positions = this->device<int32_t>(positions);
     v.segment_of = this->device<int32_t>(segment_of);
     v.segments = this->device<Segment>(segments);
+    v.max_tokens = capacity.context;
     v.page_tables = this->device<int32_t>(at_.page_tables);
   };
   set(view_, at_.ids, at_.positions, at_.segment_of, at_.segments);

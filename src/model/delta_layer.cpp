@@ -15,10 +15,11 @@ void Model::delta_layer(int layer, const BatchView& batch) {
 
   hc_mix(s, a.h, a.inj, a.x, w.mix, config_.streams, config_.norm_eps, n_decode);  // [T, H], [T, S]
   tap("hcmix", layer, a.h);
-  linear(s, a.qkv, a.h, w.qkv, n_decode);  // [T, 2·n_k·d_k + n_v·d_v]
-  linear(s, a.z, a.h, w.z, n_decode);      // [T, n_v·d_v]
-  linear(s, a.b, a.h, w.b, n_decode);      // [T, n_v]
-  linear(s, a.a, a.h, w.a, n_decode);      // [T, n_v]
+  const Product in[] = {{a.qkv, &w.qkv},  // [T, 2·n_k·d_k + n_v·d_v]
+                        {a.z, &w.z},      // [T, n_v·d_v]
+                        {a.b, &w.b},      // [T, n_v]
+                        {a.a, &w.a}};     // [T, n_v]
+  linear(s, in, a.h, n_decode);
   delta_net(s, a.o, a.qkv, a.z, a.a, a.b, delta_shape_, w.delta, memory_->state.delta(index), batch,
             config_.norm_eps);  // [T, n_v·d_v]
   tap_linear("gdn", layer, a.o, w.out, n_decode);

@@ -125,9 +125,10 @@ void Model::ple(int layer, const BatchView& batch) {
   Stream& s = stream_;
   Activations& a = *activations_;
   const PleLayer& w = weights_->ple;
-  ple_rows(s, a.ngram, batch, w.hash, w.table);                   // [T, d_embed]
-  linear(s, a.ple_key, a.ngram, w.key, batch.n_decode_rows);      // [T, S·H]
-  linear(s, a.ple_value, a.ngram, w.value, batch.n_decode_rows);  // [T, H]
+  ple_rows(s, a.ngram, batch, w.hash, w.table);    // [T, d_embed]
+  const Product in[] = {{a.ple_key, &w.key},       // [T, S·H]
+                        {a.ple_value, &w.value}};  // [T, H]
+  linear(s, in, a.ngram, batch.n_decode_rows);
   tap("ngram", layer, a.ngram);
   tap("ple.before", layer, a.x);
   ple_add(s, a.x, a.ple_key, a.ple_value, w.ple, memory_->state.ple_ring(), batch, config_.streams,

@@ -1,0 +1,62 @@
+#include "model_flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "base/check.h"
+
+namespace quern {
+
+void ModelFlags::add_to(CLI::App& app) {
+  app.add_option("MODEL", model, "a Hugging Face folder, a GGUF file, or a folder of GGUFs")->required();
+  app.add_option("--kv", kv, "type of the KV cache: f32, bf16 or f16")->capture_default_str();
+  app.add_option("--device", device, "cpu or cuda[:i]")->capture_default_str();
+  app.add_option("--threads", threads, "threads on the CPU; 0: one per processor")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024));
+}
+
+DType parse_kv(const std::string& name) {
+  if (name == "f32") return DType::F32;
+  if (name == "bf16") return DType::BF16;
+  if (name == "f16") return DType::F16;
+  throw Error(fmt::format("--kv: expected f32, bf16 or f16, found '{}'", name));
+}
+
+Device parse_device(const std::string& name) {
+  if (name == "cpu") return {};
+  Device device{DeviceType::Cuda, 0};
+  bool valid = name == "cuda";
+  if (name.starts_with("cuda:")) {
+    const char* end = name.data() + name.size();
+    const auto r = std::from_chars(name.data() + 5, end, device.index);
+    valid = r.ec == std::errc() && r.ptr == end && device.index >= 0;
+  }
+  if (!valid) throw Error(fmt::format("--device: expected cpu or cuda[:i], found '{}'", name));
+  if (!kHasCuda) throw Error(fmt::format("--device {}: this build has no CUDA kernels", name));
+  return device;
+}
+
+OpenModel open_model(const ModelFlags& flags, ModelOptions options) {
+  const Device device = parse_device(flags.device);
+  options.kv = parse_kv(flags.kv);
+  OpenModel m;
+  m.checkpoint = Checkpoint::open(flags.model);
+  const Config config = read_config(*m.checkpoint);
+  if (options.batch.context == 0) options.batch.context = config.max_positions;
+  if (options.batch.context > config.max_positions)
+    throw Error(
+        fmt::format("--ctx: the model's limit is {}, found {}", config.max_positions, options.batch.context));
+  // One more token than the context: a draft's entry may lie one beyond it.
+  if (options.n_pages == 0)
+    options.n_pages =
+        static_cast<int32_t>(options.n_slots * ((options.batch.context + kMaxDrafts) / kPageTokens + 1));
+  m.pool = std::make_unique<ThreadPool>(flags.threads);
+  m.stream = std::make_unique<Stream>(device, *m.pool);
+  m.model = std::make_unique<Model>(m.checkpoint, config, options, *m.stream);
+  return m;
+}
+
+}  // namespace quern
