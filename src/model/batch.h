@@ -67,11 +67,11 @@ class Batch {
   // Memory of the device, after upload.
   const BatchView& view() const { return view_; }
   const int32_t* logit_rows() const { return device<int32_t>(at_.logit_rows); }  // [n_logits] row of each
-  // What the draft block runs beside a prefill: the entries of the prefill rows' own positions. positions are
-  // those of the hidden rows (entry - 1), ids those of the entries.
+  // What the draft block runs: beside a prefill, the entries of the prefill rows' own positions; after build_draft, the
+  // given ones. positions are those of the hidden rows (entry - 1), ids those of the entries.
   const BatchView& draft_view() const { return draft_view_; }
-  const int32_t* draft_source()
-      const;  // [draft rows] trunk row whose hidden row it reads, -1: the slot's ring
+  // [draft rows] the trunk row whose hidden row it reads, -1: the slot's ring
+  const int32_t* draft_source() const { return device<int32_t>(at_.draft_source); }
 
  private:
   // Host staging, and on CUDA the same layout on the device: byte offsets of every array, fixed by the
