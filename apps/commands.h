@@ -12,6 +12,8 @@ class App;
 namespace quern {
 
 int eval_main(int argc, char** argv);
+int inspect_main(int argc, char** argv);
+int synth_main(int argc, char** argv);
 int tokenize_main(int argc, char** argv);
 
 // Parses a subcommand's options. A value: stop with this exit code (help was printed: 0; a usage error: 2).

@@ -20,6 +20,8 @@ struct Command {
 // In the order of a first acquaintance.
 constexpr Command kCommands[] = {
     {"eval", eval_main, "compare with outputs of the reference, or score a text"},
+    {"inspect", inspect_main, "what a model's files hold, and what goes where"},
+    {"synth", synth_main, "write a random checkpoint with real shapes"},
     {"tokenize", tokenize_main, "the token ids of a text, or the text of ids"},
 };
 

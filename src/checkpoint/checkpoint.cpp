@@ -84,6 +84,11 @@ std::string logical_name(std::string_view name) {
   return std::string(name);
 }
 
+std::string hugging_face_name(std::string_view name) {
+  if (name.starts_with("lm_head.") || name.starts_with("mtp.")) return std::string(name);
+  return fmt::format("{}{}", name.starts_with("visual.") ? "model." : "model.language_model.", name);
+}
+
 int64_t TensorView::elements() const {
   int64_t n = 1;
   for (const int64_t d : shape) n *= d;

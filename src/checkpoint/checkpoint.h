@@ -107,6 +107,8 @@ class Checkpoint {
 
 // The logical name of a Hugging Face tensor: the prefix `model.language_model.` or `model.` goes.
 std::string logical_name(std::string_view hugging_face_name);
+// The inverse, with the nested prefix the released files have.
+std::string hugging_face_name(std::string_view logical_name);
 // "[2, 3]"
 std::string shape_text(std::span<const int64_t> shape);
 

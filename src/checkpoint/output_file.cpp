@@ -1,0 +1,56 @@
+#include "checkpoint/output_file.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace quern {
+
+OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)), partial_(path_) {
+  partial_ += ".partial";
+  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0) throw Error(fmt::format("{}: cannot write: {}", partial_.string(), std::strerror(errno)));
+}
+
+OutputFile::~OutputFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(partial_.c_str());
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd_, bytes.data(), std::min(bytes.size(), size_t{1} << 30));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0)
+      throw Error(
+          fmt::format("{}: cannot write after {} bytes: {}", partial_.string(), size_, std::strerror(errno)));
+    size_ += n;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+}
+
+void OutputFile::write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
+
+void OutputFile::finish() {
+  QUERN_CHECK(fd_ >= 0, "finish() twice");
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) {
+    const int error = errno;
+    ::unlink(partial_.c_str());
+    throw Error(fmt::format("{}: cannot write: {}", partial_.string(), std::strerror(error)));
+  }
+  std::error_code failed;
+  std::filesystem::rename(partial_, path_, failed);
+  if (failed)
+    throw Error(
+        fmt::format("{}: cannot rename to '{}': {}", partial_.string(), path_.string(), failed.message()));
+}
+
+}  // namespace quern

@@ -1,0 +1,32 @@
+// A file that appears whole or not at all: written under "<path>.partial", renamed on finish(), removed if the
+// writer gives up.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+namespace quern {
+
+class OutputFile {
+ public:
+  // Throws Error naming the path; so do write and finish.
+  explicit OutputFile(std::filesystem::path path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text);
+  int64_t size() const { return size_; }  // bytes written so far
+  void finish();
+
+ private:
+  std::filesystem::path path_, partial_;
+  int fd_ = -1;
+  int64_t size_ = 0;
+};
+
+}  // namespace quern

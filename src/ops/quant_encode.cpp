@@ -1,0 +1,98 @@
+#include "ops/quant_encode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "ops/quant_formats.h"
+
+namespace quern {
+
+namespace {
+
+uint32_t float_bits(float x) {
+  uint32_t b;
+  std::memcpy(&b, &x, 4);
+  return b;
+}
+
+void store16(std::byte* out, int64_t i, uint16_t v) { std::memcpy(out + 2 * i, &v, 2); }
+
+}  // namespace
+
+uint16_t float_to_half(float x) {
+  const uint32_t sign = (float_bits(x) >> 16) & 0x8000u;
+  const float a = std::fabs(x);
+  if (std::isnan(x)) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (a >= 65504.0f) return static_cast<uint16_t>(sign | 0x7bffu);
+  if (a < 0x1p-14f)  // subnormal: units of 2^-24; 1024 of them are the smallest normal number
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(a * 0x1p24f)));
+  const uint32_t b = float_bits(a);
+  return static_cast<uint16_t>(sign | (((b + 0xfffu + ((b >> 13) & 1u)) >> 13) - (112u << 10)));
+}
+
+uint16_t float_to_bf16(float x) {
+  const uint32_t b = float_bits(x);
+  if (std::isnan(x)) return static_cast<uint16_t>((b >> 16) | 0x40u);
+  return static_cast<uint16_t>((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+}
+
+uint8_t float_to_e4m3(float x) {
+  const uint32_t sign = (float_bits(x) >> 24) & 0x80u;
+  const float a = std::fabs(x);
+  if (std::isnan(x)) return static_cast<uint8_t>(sign | 0x7fu);
+  if (a >= 448.0f) return static_cast<uint8_t>(sign | 0x7eu);
+  if (a < 0x1p-6f) return static_cast<uint8_t>(sign | static_cast<uint32_t>(std::nearbyint(a * 0x1p9f)));
+  const uint32_t b = float_bits(a);
+  return static_cast<uint8_t>(sign | (((b + 0x7ffffu + ((b >> 20) & 1u)) >> 20) - (120u << 3)));
+}
+
+uint8_t float_to_e2m1(float x) {
+  const float a = std::fabs(x);
+  // Borders half-way between neighbours; a tie goes to the even code.
+  const int code = a <= 0.25f   ? 0
+                   : a < 0.75f  ? 1
+                   : a <= 1.25f ? 2
+                   : a < 1.75f  ? 3
+                   : a <= 2.5f  ? 4
+                   : a < 3.5f   ? 5
+                   : a <= 5.0f  ? 6
+                                : 7;
+  return static_cast<uint8_t>(code | (std::signbit(x) ? 8 : 0));
+}
+
+bool can_encode(DType dtype) {
+  switch (dtype) {
+    case DType::F32:
+    case DType::F16:
+    case DType::BF16:
+    case DType::F8E4M3:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void encode_row(DType dtype, const float* values, int64_t k, std::byte* out) {
+  switch (dtype) {
+    case DType::F32:
+      std::memcpy(out, values, static_cast<size_t>(k) * sizeof(float));
+      return;
+    case DType::F16:
+      for (int64_t i = 0; i < k; ++i) store16(out, i, float_to_half(values[i]));
+      return;
+    case DType::BF16:
+      for (int64_t i = 0; i < k; ++i) store16(out, i, float_to_bf16(values[i]));
+      return;
+    case DType::F8E4M3:
+      for (int64_t i = 0; i < k; ++i) out[i] = static_cast<std::byte>(float_to_e4m3(values[i]));
+      return;
+    default:
+      break;
+  }
+  QUERN_CHECK(false, "encode_row: no encoder for " + std::string(name(dtype)));
+}
+
+}  // namespace quern
