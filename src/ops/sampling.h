@@ -13,7 +13,8 @@
 // `position` is the position the chosen id will take, so a drafted row draws what the undrafted one would.
 // A row with a NaN, a +inf, or nothing left to choose gives id -1: an error of that row and of no other.
 //
-//   logits: [R, V] f32, not changed      ids: [R] i32      params: R rows
+//   logits: [R, V] f32, not changed      ids: [R] i32      rows: R of them; ids and rows are memory of the
+//   stream's device
 #pragma once
 
 #include <cstdint>

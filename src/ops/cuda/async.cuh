@@ -1,0 +1,62 @@
+// Copies that run beside the program: cp.async into shared memory, and shared memory of a cluster's other
+// blocks.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "ops/cuda/launch.cuh"
+
+namespace quern::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+// 16 bytes; zeros where `valid` is false (then `from` is not read).
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- clusters (Hopper and later; elsewhere a cluster is one block) ----
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+#ifdef QUERN_SM90
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+#else
+  return 0;
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#ifdef QUERN_SM90
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#ifdef QUERN_SM90
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// The float at `p` (an address in this block's shared memory) as the block of that rank holds it.
+__device__ __forceinline__ float cluster_load(const float* p, uint32_t rank) {
+#ifdef QUERN_SM90
+  uint32_t address;
+  float v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+#else
+  return *p;
+#endif
+}
+
+}  // namespace quern::cuda

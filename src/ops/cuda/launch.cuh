@@ -1,0 +1,77 @@
+// Launching kernels on a Stream: every kernel is a programmatic dependent of the one before it.
+//
+// The rule that makes that safe: a kernel calls pdl_wait() on every path before it reads or writes anything an
+// earlier kernel may write or read (weights excepted) and before it ends. Since each kernel ends only after
+// the one before it has ended, the wait orders it after everything enqueued earlier. pdl_launch() at the start
+// lets the next kernel's blocks take their places and fetch weights while this one drains.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "tensor/cuda_check.cuh"
+#include "tensor/stream.h"
+
+namespace quern::cuda {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define QUERN_SM90 1
+#endif
+
+__device__ __forceinline__ void pdl_wait() {
+#ifdef QUERN_SM90
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void pdl_launch() {
+#ifdef QUERN_SM90
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+inline cudaStream_t handle(Stream& s) { return static_cast<cudaStream_t>(s.handle()); }
+
+// Clusters and dependent launches begin with Hopper.
+inline bool is_hopper(Stream& s) {
+  static int major[64] = {};
+  int& m = major[s.device().index & 63];
+  if (m == 0) {
+    QUERN_CUDA_CHECK(cudaDeviceGetAttribute(&m, cudaDevAttrComputeCapabilityMajor, s.device().index));
+  }
+  return m >= 9;
+}
+
+// cluster: blocks of one cluster along x, 1 for none. An empty grid launches nothing.
+template <typename... P, typename... A>
+void launch(Stream& s, void (*kernel)(P...), dim3 grid, int threads, size_t shared, int cluster, A&&... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (shared > 48 * 1024) {
+    QUERN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(shared)));
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = handle(s);
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  config.numAttrs = is_hopper(s) ? 1 : 0;
+  if (cluster > 1) {
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
+    config.numAttrs = 2;
+  }
+  config.attrs = attributes;
+  QUERN_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, P(args)...));
+}
+
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+inline unsigned blocks(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+}  // namespace quern::cuda

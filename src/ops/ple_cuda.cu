@@ -1,0 +1,199 @@
+// ple_rows: one block a token, one warp a head. The ids are hashed on the device and the rows read where the table
+// lies: in device memory, or over the bus from pinned host memory. A row's bytes are fetched whole into shared memory
+// before they are decoded, so that a quantised row costs the bus one short burst and not a byte at a time.
+//
+// ple_add: three kernels. Gate and value per (row, stream); convolution and sum per row; the ring. The ring is written
+// last because a long segment's newest rows take the places its first rows still read.
+#include <algorithm>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/weight_row.cuh"
+#include "ops/ple.h"
+#include "ops/scalar.h"
+
+namespace quern::cuda {
+namespace {
+
+constexpr int kMaxHeads = 32;
+constexpr int kMaxParts = 512;
+constexpr int kMaxRowBytes = 1024;
+
+struct TableView {
+  int64_t multiplier[3];
+  int64_t vocab[kMaxHeads], offset[kMaxHeads];
+  const uint8_t* part[kMaxParts];
+  float scale[kMaxParts];  // global scale of each part
+  int64_t rows_per_part;
+  int64_t row_bytes;
+  RowScale part_scale;  // of part 0; a scale tensor is supported for a whole table only
+  int32_t heads, eos, d_row, n_parts;
+};
+
+template <typename Row>
+__global__ void ple_rows_kernel(float* emb, int64_t emb_stride, const int32_t* windows,
+                                const __grid_constant__ TableView table) {
+  extern __shared__ uint8_t bytes[];  // [heads][kMaxRowBytes]
+  __shared__ int64_t rows[kMaxHeads];
+  pdl_launch();
+  pdl_wait();
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x == 0) {
+    scalar::ngram_rows(rows, windows + 3 * t, table.multiplier, table.vocab, table.offset, table.heads,
+                       table.eos);
+  }
+  __syncthreads();
+  const int head = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (head >= table.heads) return;
+  const int64_t row = rows[head];
+  const int part = min(static_cast<int>(row / table.rows_per_part), table.n_parts - 1);
+  const int64_t r = row - part * table.rows_per_part;
+  const uint8_t* from = table.part[part] + r * table.row_bytes;
+  uint8_t* to = bytes + head * kMaxRowBytes;
+  const int n = static_cast<int>(table.row_bytes);
+  if ((reinterpret_cast<uintptr_t>(from) & 15u) == 0 && n % 16 == 0) {
+    for (int i = lane; i < n / 16; i += 32)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  } else if ((reinterpret_cast<uintptr_t>(from) & 1u) == 0 && n % 2 == 0) {
+    for (int i = lane; i < n / 2; i += 32)
+      reinterpret_cast<uint16_t*>(to)[i] = reinterpret_cast<const uint16_t*>(from)[i];
+  } else {
+    for (int i = lane; i < n; i += 32) to[i] = from[i];
+  }
+  __syncwarp();
+  RowScale scale = table.part_scale;
+  scale.global = table.scale[part];
+  float* out = emb + t * emb_stride + head * table.d_row;
+  for (int g = lane; g < table.d_row / Row::kGroup; g += 32) {
+    float v[Row::kGroup];
+    Row::decode(to, r, g, scale, v);
+#pragma unroll
+    for (int i = 0; i < Row::kGroup; ++i) out[g * Row::kGroup + i] = v[i];
+  }
+}
+
+constexpr int kThreads = 256;
+
+// Block (t, s): v[t, s, :] and u[t, s, :].
+__global__ void ple_gate_kernel(float* v, float* u, const float* x, const float* key, int64_t key_stride,
+                                const float* value, int64_t value_stride, const float* norm_key,
+                                const float* norm_query, const float* norm_conv, int width, float eps) {
+  __shared__ float shared[kThreads / 32];
+  pdl_launch();
+  pdl_wait();
+  const int64_t t = blockIdx.x, at = static_cast<int64_t>(blockIdx.y) * width;
+  const int64_t wide = static_cast<int64_t>(gridDim.y) * width;
+  x += t * wide + at;
+  key += t * key_stride + at;
+  value += t * value_stride;
+  v += t * wide + at;
+  u += t * wide + at;
+  const float d = static_cast<float>(width);
+  float kk = 0, qq = 0, vv = 0;
+  for (int i = threadIdx.x; i < width; i += kThreads) {
+    kk = fmaf(key[i], key[i], kk);
+    qq = fmaf(x[i], x[i], qq);
+  }
+  const float rk = rsqrtf(block_sum<kThreads>(kk, shared) / d + eps);
+  const float rq = rsqrtf(block_sum<kThreads>(qq, shared) / d + eps);
+  float dot = 0;
+  for (int i = threadIdx.x; i < width; i += kThreads) {
+    const float a = key[i] * rk * (1.0f + norm_key[at + i]), b = x[i] * rq * (1.0f + norm_query[at + i]);
+    dot = fmaf(a, b, dot);
+  }
+  const float g = scalar::sigmoid(scalar::signed_sqrt(block_sum<kThreads>(dot, shared) / sqrtf(d)));
+  for (int i = threadIdx.x; i < width; i += kThreads) {
+    const float a = g * value[i];
+    v[i] = a;
+    vv = fmaf(a, a, vv);
+  }
+  const float rv = rsqrtf(block_sum<kThreads>(vv, shared) / d + eps);
+  for (int i = threadIdx.x; i < width; i += kThreads) u[i] = v[i] * rv * (1.0f + norm_conv[at + i]);
+}
+
+__global__ void ple_conv_kernel(float* x, const float* v, const float* u, const float* ring,
+                                const float* conv, BatchView batch, int64_t wide) {
+  pdl_launch();
+  pdl_wait();
+  const int64_t t = blockIdx.x, c = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  const Segment segment = batch.segments[batch.segment_of[t]];
+  if (segment.role == Role::Pad || c >= wide) return;
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int64_t back = 3 * (3 - j), position = batch.positions[t] - back;
+    if (position < 0) continue;
+    const float tap = t - back >= segment.row
+                          ? u[(t - back) * wide + c]
+                          : ring[(int64_t{segment.slot} * kPleRing + position % kPleRing) * wide + c];
+    sum = fmaf(conv[c * 4 + j], tap, sum);
+  }
+  x[t * wide + c] = x[t * wide + c] + v[t * wide + c] + scalar::silu(sum);
+}
+
+// Block (segment, j): its row j from the end.
+__global__ void ple_ring_kernel(float* ring, const float* u, BatchView batch, int64_t wide) {
+  pdl_launch();
+  pdl_wait();
+  const Segment segment = batch.segments[blockIdx.x];
+  const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.y);
+  if (segment.role == Role::Pad || r < 0) return;
+  const float* from = u + (segment.row + r) * wide;
+  float* to = ring + (int64_t{segment.slot} * kPleRing + (segment.position + r) % kPleRing) * wide;
+  for (int64_t i = threadIdx.x; i < wide; i += blockDim.x) to[i] = from[i];
+}
+
+}  // namespace
+
+void ple_rows(Stream& s, Tensor emb, const BatchView& batch, const NgramHash& hash, const PleTable& table) {
+  TableView view{};
+  const auto heads = hash.vocab.size();
+  QUERN_CHECK(heads <= kMaxHeads && table.parts.size() <= kMaxParts,
+              "ple_rows: at most 32 heads and 512 parts");
+  for (int i = 0; i < 3; ++i) view.multiplier[i] = hash.multiplier[i];
+  for (size_t h = 0; h < heads; ++h) {
+    view.vocab[h] = hash.vocab[h];
+    view.offset[h] = hash.offset[h];
+  }
+  for (size_t p = 0; p < table.parts.size(); ++p) {
+    QUERN_CHECK(p == 0 || !table.parts[p].scale || table.parts[p].scale.data == table.parts[0].scale.data ||
+                    table.parts[p].scale.elements() == 1,
+                "ple_rows: parts with scale tensors of their own");
+    view.part[p] = reinterpret_cast<const uint8_t*>(table.parts[p].data.data);
+    view.scale[p] = table.parts[p].global_scale;
+  }
+  const Weight& first = table.parts[0];
+  view.rows_per_part = std::max<int64_t>(table.rows_per_part, 1);
+  view.row_bytes = row_bytes(first.data.dtype, first.data.row_stride);
+  view.part_scale = RowScale::of(first);
+  view.heads = static_cast<int32_t>(heads);
+  view.eos = hash.eos;
+  view.d_row = static_cast<int32_t>(table.d_row);
+  view.n_parts = static_cast<int32_t>(table.parts.size());
+  QUERN_CHECK(view.row_bytes <= kMaxRowBytes, "ple_rows: a table row is at most 1024 bytes");
+  with_row_format(first.data.dtype, [&]<typename Row>() {
+    QUERN_CHECK(table.d_row % Row::kGroup == 0, "ple_rows: a row is a whole number of groups");
+    launch(s, ple_rows_kernel<Row>, dim3(static_cast<unsigned>(batch.n_rows)), static_cast<int>(32 * heads),
+           heads * kMaxRowBytes, 1, emb.as<float>(), emb.row_stride, batch.windows, view);
+  });
+}
+
+void ple_add(Stream& s, Tensor x, Tensor key, Tensor value, const PleWeights& w, Tensor ring,
+             const BatchView& batch, int streams, float eps) {
+  QUERN_CHECK(x.packed(), "ple_add: x is packed");
+  const int64_t wide = x.cols();
+  const int width = static_cast<int>(wide / streams);
+  ScratchScope scope(s);
+  const Tensor v = s.scratch(DType::F32, {std::max<int64_t>(batch.n_rows, 1), wide});
+  const Tensor u = s.scratch(DType::F32, {std::max<int64_t>(batch.n_rows, 1), wide});
+  const auto rows = static_cast<unsigned>(batch.n_rows);
+  launch(s, ple_gate_kernel, dim3(rows, static_cast<unsigned>(streams)), kThreads, 0, 1, v.as<float>(),
+         u.as<float>(), x.as<float>(), key.as<float>(), key.row_stride, value.as<float>(), value.row_stride,
+         w.norm_key.as<float>(), w.norm_query.as<float>(), w.norm_conv.as<float>(), width, eps);
+  launch(s, ple_conv_kernel, dim3(rows, blocks(wide, kThreads)), kThreads, 0, 1, x.as<float>(), v.as<float>(),
+         u.as<float>(), ring.as<float>(), w.conv.as<float>(), batch, wide);
+  launch(s, ple_ring_kernel, dim3(static_cast<unsigned>(batch.n_segments), kPleRing), kThreads, 0, 1,
+         ring.as<float>(), u.as<float>(), batch, wide);
+}
+
+}  // namespace quern::cuda

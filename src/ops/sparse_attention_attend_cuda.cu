@@ -1,0 +1,384 @@
+// qsa_attend. A row's keys are gathered one by one from the pages: its chosen blocks in ascending order, then the tail.
+//
+// Runs on plain float32 (decode rows, and all rows of a KV type other than BF16): one block of threads a (row, kv head, run of 64 keys)
+// leaves the run's maximum, sum and weighted values; a second kernel merges the runs left to right and gates. One row
+// so fills the chip.
+//
+// Runs on tensor cores (prefill rows of a BF16 cache): one block a (row, kv head) walks the runs in order with the
+// online softmax. The query heads of the kv head are the 16 rows of the tile; keys and values of a run are fetched while
+// the other is multiplied.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/scalar.h"
+#include "ops/sparse_attention.h"
+
+namespace quern::cuda {
+namespace {
+
+constexpr int kMaxGroup = 16;   // query heads of one kv head
+constexpr int kMaxWidth = 256;  // d_head
+
+struct AttendArgs {
+  float* y;
+  const float* q_gate;
+  const uint8_t *k, *v;
+  const int32_t *blocks, *counts;
+  int64_t y_stride, q_stride, block_stride;
+  BatchView batch;
+  int n_kv, group, d, budget;
+  float scale;
+};
+
+// The list of a row's keys.
+struct KeyList {
+  const int32_t* blocks;
+  const int32_t* pages;
+  int n_blocks, tail, size;  // tail: position of the first key after the last complete block
+
+  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t) {
+    const Segment& segment = a.batch.segments[a.batch.segment_of[t]];
+    const int visible = a.batch.positions[t] + 1;
+    blocks = a.blocks + t * a.block_stride;
+    pages = a.batch.page_tables + segment.page_table;
+    n_blocks = a.counts[t];
+    tail = visible / kBlockTokens * kBlockTokens;
+    size = segment.role == Role::Pad ? 0 : n_blocks * kBlockTokens + visible - tail;
+  }
+  // Row of K or V (a row is d elements) of entry i for one kv head.
+  __device__ __forceinline__ int64_t row(int i, int kv, int n_kv) const {
+    const int position = i < n_blocks * kBlockTokens
+                             ? blocks[i / kBlockTokens] * kBlockTokens + i % kBlockTokens
+                             : tail + i - n_blocks * kBlockTokens;
+    return (int64_t{pages[position / kPageTokens]} * n_kv + kv) * kPageTokens + position % kPageTokens;
+  }
+};
+
+// ---- runs on float32 ----
+
+constexpr int kRunThreads = 256;
+
+// Eight neighbouring elements, at an offset in elements.
+template <typename T>
+__device__ __forceinline__ void load8(float (&f)[8], const uint8_t* base, int64_t at) {
+  if constexpr (sizeof(T) == 4) {
+    const float4* p = reinterpret_cast<const float4*>(reinterpret_cast<const float*>(base) + at);
+    const float4 a = p[0], b = p[1];
+    f[0] = a.x, f[1] = a.y, f[2] = a.z, f[3] = a.w, f[4] = b.x, f[5] = b.y, f[6] = b.z, f[7] = b.w;
+  } else {
+    const uint4 u = *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(base) + at);
+    const T* e = reinterpret_cast<const T*>(&u);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) f[i] = static_cast<float>(e[i]);
+  }
+}
+
+// Block (run, kv head, row): scores by warps over keys, values by threads over dimensions.
+template <typename T, int kGroup>
+__global__ void __launch_bounds__(kRunThreads)
+    qsa_run_kernel(const __grid_constant__ AttendArgs a, float* part_o, float* part_ml, int64_t first_row,
+                   int max_runs) {
+  __shared__ int64_t rows[kRunTokens];
+  __shared__ float p[kGroup][kRunTokens];
+  pdl_launch();
+  pdl_wait();
+  const int run = static_cast<int>(blockIdx.x), kv = static_cast<int>(blockIdx.y);
+  const int64_t t = first_row + blockIdx.z;
+  const KeyList list(a, t);
+  const int n = min(kRunTokens, list.size - run * kRunTokens);
+  if (n <= 0) return;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, d = a.d;
+  if (tid < n) rows[tid] = list.row(run * kRunTokens + tid, kv, a.n_kv);
+  __syncthreads();
+
+  const bool holds = lane * 8 < d;
+  float q[kGroup][8];
+#pragma unroll
+  for (int g = 0; g < kGroup; ++g)
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      q[g][i] =
+          holds && g < a.group ? a.q_gate[t * a.q_stride + (kv * a.group + g) * 2 * d + lane * 8 + i] : 0.0f;
+  for (int j = warp; j < n; j += kRunThreads / 32) {
+    float key[8] = {};
+    if (holds) load8<T>(key, a.k, rows[j] * d + lane * 8);
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) {
+      float dot = 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(q[g][i], key[i], dot);
+      dot = warp_sum(dot);
+      if (lane == 0) p[g][j] = dot * a.scale;
+    }
+  }
+  __syncthreads();
+  const int64_t head0 = ((blockIdx.z * max_runs + run) * int64_t{a.n_kv} + kv) * a.group;
+  for (int g = warp; g < a.group; g += kRunThreads / 32) {
+    const float s0 = lane < n ? p[g][lane] : -INFINITY, s1 = lane + 32 < n ? p[g][lane + 32] : -INFINITY;
+    const float m = warp_max(fmaxf(s0, s1));
+    const float e0 = lane < n ? expf(s0 - m) : 0.0f, e1 = lane + 32 < n ? expf(s1 - m) : 0.0f;
+    p[g][lane] = e0;
+    p[g][lane + 32] = e1;
+    const float l = warp_sum(e0 + e1);
+    if (lane == 0) {
+      part_ml[(head0 + g) * 2] = m;
+      part_ml[(head0 + g) * 2 + 1] = l;
+    }
+  }
+  __syncthreads();
+  if (tid >= d) return;
+  float o[kGroup] = {};
+  const T* values = reinterpret_cast<const T*>(a.v);
+#pragma unroll 8
+  for (int j = 0; j < n; ++j) {
+    const float value = static_cast<float>(values[rows[j] * d + tid]);
+#pragma unroll
+    for (int g = 0; g < kGroup; ++g) o[g] = fmaf(p[g][j], value, o[g]);
+  }
+#pragma unroll
+  for (int g = 0; g < kGroup; ++g)
+    if (g < a.group) part_o[(head0 + g) * d + tid] = o[g];
+}
+
+// Block (query head, row), a thread a dimension.
+__global__ void __launch_bounds__(kMaxWidth)
+    qsa_merge_kernel(const __grid_constant__ AttendArgs a, const float* part_o, const float* part_ml,
+                     int64_t first_row, int max_runs) {
+  pdl_launch();
+  pdl_wait();
+  const int64_t t = first_row + blockIdx.y;
+  const int head = static_cast<int>(blockIdx.x), n_heads = static_cast<int>(gridDim.x),
+            i = static_cast<int>(threadIdx.x);
+  if (i >= a.d) return;
+  const KeyList list(a, t);
+  float m = -INFINITY, l = 0, o = 0;
+  for (int run = 0; run * kRunTokens < list.size; ++run) {
+    const int64_t at = (blockIdx.y * int64_t{max_runs} + run) * n_heads + head;
+    const float m_run = part_ml[at * 2], l_run = part_ml[at * 2 + 1];
+    const float top = fmaxf(m, m_run), before = expf(m - top), now = expf(m_run - top);
+    o = o * before + part_o[at * a.d + i] * now;
+    l = l * before + l_run * now;
+    m = top;
+  }
+  const float gate = a.q_gate[t * a.q_stride + head * 2 * a.d + a.d + i];
+  a.y[t * a.y_stride + head * a.d + i] = list.size > 0 ? o / l * scalar::sigmoid(gate) : 0.0f;
+}
+
+// ---- runs on tensor cores ----
+
+constexpr int kTileThreads = 128;
+constexpr int kWidth = 256;
+constexpr int kPitch = kWidth + 8;  // BF16s: rows start in different banks
+constexpr int kPPitch = kRunTokens + 8;
+constexpr int kSPitch = kRunTokens + 4;
+
+struct TileShared {
+  __nv_bfloat16 k[kRunTokens][kPitch], v[kRunTokens][kPitch];
+  __nv_bfloat16 p[16][kPPitch];
+  float s[16][kSPitch];
+  float before[16], l[16], m[16];
+  int64_t rows[2][kRunTokens];
+};
+
+__device__ __forceinline__ void fetch_tile(__nv_bfloat16 (*to)[kPitch], const uint8_t* from,
+                                           const int64_t* rows, int n) {
+  for (int i = static_cast<int>(threadIdx.x); i < kRunTokens * (kWidth / 8); i += kTileThreads) {
+    const int j = i / (kWidth / 8), c = i % (kWidth / 8) * 8;
+    const bool valid = j < n;
+    cp_async16(&to[j][c], reinterpret_cast<const __nv_bfloat16*>(from) + (valid ? rows[j] * kWidth + c : 0),
+               valid);
+  }
+  cp_async_commit();
+}
+
+// Block (kv head, row).
+__global__ void __launch_bounds__(kTileThreads)
+    qsa_tile_kernel(const __grid_constant__ AttendArgs a, int64_t first_row) {
+  extern __shared__ float4 shared4[];
+  TileShared& sh = *reinterpret_cast<TileShared*>(shared4);
+  pdl_launch();
+  pdl_wait();
+  const int kv = static_cast<int>(blockIdx.x);
+  const int64_t t = first_row + blockIdx.y;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, c = lane % 4;
+  const KeyList list(a, t);
+  float* y = a.y + t * a.y_stride + kv * a.group * kWidth;
+  if (list.size == 0) {
+    for (int i = tid; i < a.group * kWidth; i += kTileThreads) y[i] = 0;
+    return;
+  }
+  const float* q = a.q_gate + t * a.q_stride + kv * a.group * 2 * kWidth;
+  uint32_t qa[kWidth / 16][4];
+#pragma unroll
+  for (int step = 0; step < kWidth / 16; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head = g + 8 * (i % 2), dim = 16 * step + 2 * c + 8 * (i / 2);
+      const float* from = q + head * 2 * kWidth + dim;
+      qa[step][i] = head < a.group ? pack_bf16(from[0], from[1]) : 0u;
+    }
+  if (tid < 16) {
+    sh.m[tid] = -INFINITY;
+    sh.l[tid] = 0;
+  }
+  const auto find_rows = [&](int run) {
+    const int i = run * kRunTokens + tid;
+    if (tid < kRunTokens && i < list.size) sh.rows[run % 2][tid] = list.row(i, kv, a.n_kv);
+  };
+  const auto size_of = [&](int run) { return min(kRunTokens, list.size - run * kRunTokens); };
+  const int runs = (list.size + kRunTokens - 1) / kRunTokens;
+  find_rows(0);
+  __syncthreads();
+  fetch_tile(sh.k, a.k, sh.rows[0], size_of(0));
+  fetch_tile(sh.v, a.v, sh.rows[0], size_of(0));
+
+  float o[8][4] = {};
+  for (int run = 0; run < runs; ++run) {
+    const int n = size_of(run);
+    cp_async_wait<1>();
+    __syncthreads();
+    // Scores of keys 16·warp … 16·warp + 15.
+    float s[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < kWidth / 16; ++step) {
+      uint32_t b[4];
+      ldmatrix4(b, &sh.k[16 * warp + lane / 16 * 8 + lane % 8][16 * step + lane / 8 % 2 * 8]);
+      mma_bf16(s[0], qa[step][0], qa[step][1], qa[step][2], qa[step][3], b[0], b[1]);
+      mma_bf16(s[1], qa[step][0], qa[step][1], qa[step][2], qa[step][3], b[2], b[3]);
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sh.s[g + 8 * (i / 2)][16 * warp + 8 * tile + 2 * c + i % 2] = s[tile][i] * a.scale;
+    if (run + 1 < runs) find_rows(run + 1);
+    __syncthreads();
+    if (run + 1 < runs) {
+      fetch_tile(sh.k, a.k, sh.rows[(run + 1) % 2], size_of(run + 1));
+    } else {
+      cp_async_commit();
+    }
+    for (int head = 4 * warp; head < 4 * warp + 4; ++head) {
+      const float s0 = lane < n ? sh.s[head][lane] : -INFINITY,
+                  s1 = lane + 32 < n ? sh.s[head][lane + 32] : -INFINITY;
+      const float m = sh.m[head], top = fmaxf(m, warp_max(fmaxf(s0, s1)));
+      const float e0 = lane < n ? expf(s0 - top) : 0.0f, e1 = lane + 32 < n ? expf(s1 - top) : 0.0f;
+      const float l = warp_sum(e0 + e1);
+      sh.p[head][lane] = __float2bfloat16_rn(e0);
+      sh.p[head][lane + 32] = __float2bfloat16_rn(e1);
+      __syncwarp();
+      if (lane == 0) {
+        sh.before[head] = expf(m - top);
+        sh.l[head] = sh.l[head] * sh.before[head] + l;
+        sh.m[head] = top;
+      }
+    }
+    cp_async_wait<1>();
+    __syncthreads();
+    // Values of dimensions 64·warp … 64·warp + 63.
+    const float before0 = sh.before[g], before1 = sh.before[g + 8];
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile) {
+      o[tile][0] *= before0;
+      o[tile][1] *= before0;
+      o[tile][2] *= before1;
+      o[tile][3] *= before1;
+    }
+#pragma unroll
+    for (int step = 0; step < kRunTokens / 16; ++step) {
+      uint32_t pa[4];
+      ldmatrix4(pa, &sh.p[lane % 16][16 * step + lane / 16 * 8]);
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        uint32_t b[4];
+        ldmatrix4_trans(
+            b, &sh.v[16 * step + lane / 8 % 2 * 8 + lane % 8][64 * warp + 16 * pair + lane / 16 * 8]);
+        mma_bf16(o[2 * pair], pa[0], pa[1], pa[2], pa[3], b[0], b[1]);
+        mma_bf16(o[2 * pair + 1], pa[0], pa[1], pa[2], pa[3], b[2], b[3]);
+      }
+    }
+    __syncthreads();
+    if (run + 1 < runs) {
+      fetch_tile(sh.v, a.v, sh.rows[(run + 1) % 2], size_of(run + 1));
+    } else {
+      cp_async_commit();
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int head = g + 8 * (i / 2), dim = 64 * warp + 8 * tile + 2 * c + i % 2;
+      if (head >= a.group) continue;
+      const float gate = q[head * 2 * kWidth + kWidth + dim];
+      y[head * kWidth + dim] = o[tile][i] / sh.l[head] * scalar::sigmoid(gate);
+    }
+}
+
+template <typename T>
+auto run_kernel(int group) {
+  if (group <= 4) return qsa_run_kernel<T, 4>;
+  if (group <= 12) return qsa_run_kernel<T, 12>;
+  return qsa_run_kernel<T, kMaxGroup>;
+}
+
+}  // namespace
+
+void qsa_attend(Stream& s, Tensor y, Tensor q_gate, const Selection& selection, const QsaShape& shape,
+                const QsaCache& cache, const BatchView& batch) {
+  AttendArgs a{};
+  a.y = y.as<float>();
+  a.q_gate = q_gate.as<float>();
+  a.k = reinterpret_cast<const uint8_t*>(cache.k.data);
+  a.v = reinterpret_cast<const uint8_t*>(cache.v.data);
+  a.blocks = selection.blocks.as<int32_t>();
+  a.counts = selection.counts.as<int32_t>();
+  a.y_stride = y.row_stride;
+  a.q_stride = q_gate.row_stride;
+  a.block_stride = selection.blocks.row_stride;
+  a.batch = batch;
+  a.n_kv = shape.n_kv;
+  a.group = shape.n_heads / shape.n_kv;
+  a.d = shape.d_head;
+  a.budget = shape.budget_blocks;
+  a.scale = 1.0f / sqrtf(static_cast<float>(shape.d_head));
+  QUERN_CHECK(a.group <= kMaxGroup && a.d <= kMaxWidth && a.d % 8 == 0,
+              "qsa_attend on CUDA: at most 16 query heads a kv head, d_head a multiple of 8 up to 256");
+
+  const DType kv = cache.k.dtype;
+  const bool tiles = kv == DType::BF16 && a.d == kWidth;
+  const int64_t longest = std::min<int64_t>(int64_t{shape.budget_blocks} * kBlockTokens + kBlockTokens - 1,
+                                            std::max<int64_t>(batch.max_tokens, 1));
+  const int max_runs = ceil_div(longest, kRunTokens);
+  const auto run_kernel_of = kv == DType::F32    ? run_kernel<float>(a.group)
+                             : kv == DType::BF16 ? run_kernel<__nv_bfloat16>(a.group)
+                                                 : run_kernel<__half>(a.group);
+  constexpr int64_t kPieceRows = 64;  // bounds the scratch of the runs
+  const int64_t end = tiles ? batch.n_decode_rows : batch.n_rows;
+  for (int64_t first = 0; first < end;) {
+    const int64_t rows = std::min(kPieceRows, end - first);
+    ScratchScope scope(s);
+    const Tensor o = s.scratch(DType::F32, {rows * max_runs * shape.n_heads, a.d});
+    const Tensor ml = s.scratch(DType::F32, {rows * max_runs * shape.n_heads, 2});
+    launch(s, run_kernel_of,
+           dim3(static_cast<unsigned>(max_runs), static_cast<unsigned>(a.n_kv), static_cast<unsigned>(rows)),
+           kRunThreads, 0, 1, a, o.as<float>(), ml.as<float>(), first, max_runs);
+    launch(s, qsa_merge_kernel, dim3(static_cast<unsigned>(shape.n_heads), static_cast<unsigned>(rows)),
+           kMaxWidth, 0, 1, a, o.as<float>(), ml.as<float>(), first, max_runs);
+    first += rows;
+  }
+  // Grid dimensions y and z end at 65535.
+  constexpr int64_t kGridRows = 32768;
+  for (int64_t first = end; first < batch.n_rows; first += kGridRows) {
+    const int64_t rows = std::min(kGridRows, batch.n_rows - first);
+    launch(s, qsa_tile_kernel, dim3(static_cast<unsigned>(a.n_kv), static_cast<unsigned>(rows)), kTileThreads,
+           sizeof(TileShared), 1, a, first);
+  }
+}
+
+}  // namespace quern::cuda

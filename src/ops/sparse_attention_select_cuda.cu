@@ -1,0 +1,419 @@
+// qsa_select: scores of every visible block, then the exact best `budget_blocks` of them.
+//
+// Scores. Decode rows: eight lanes share a key, each with 16 of its 128 dimensions and the matching part of the four
+// index queries in registers; warps stride over the keys. Prefill rows: tiles of 16 rows by 64 keys, both in shared
+// memory, as a float32 product. Plain float32 throughout: a 16-bit or TF32 product moves blocks across the border.
+//
+// Choice, one block of threads a row, all integer work and so independent of its order:
+//   1. the largest score, and how many are positive (a quarter of real scores is exactly 0)
+//   2. a histogram of the positive scores over [0, largest] in equal bins finds the bin with the border
+//   3. the few scores of that bin are ranked among themselves: the border score, and how many equal to it are taken
+//   4. each warp counts its contiguous range, then writes its chosen blocks behind those of the warps before it
+#include <algorithm>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/sparse_attention.h"
+
+namespace quern::cuda {
+namespace {
+
+constexpr int kIndexHeads = 4, kIndexWidth = 128;
+
+__device__ __forceinline__ int complete_blocks(const BatchView& batch, int64_t t) {
+  const Segment& segment = batch.segments[batch.segment_of[t]];
+  return segment.role == Role::Pad ? 0 : (batch.positions[t] + 1) / kBlockTokens;
+}
+
+// ---- scores, decode ----
+
+constexpr int kScoreThreads = 256;
+
+__global__ void __launch_bounds__(kScoreThreads)
+    qsa_score_decode_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
+                            const float* pooled, BatchView batch, int budget) {
+  pdl_launch();
+  pdl_wait();
+  const int64_t t = blockIdx.y;
+  const int n = complete_blocks(batch, t);
+  if (n <= budget) return;
+  const int32_t* pages = batch.page_tables + batch.segments[batch.segment_of[t]].page_table;
+  const int part = threadIdx.x % 8;
+  // Lane `part` holds dimensions 32i + 4·part + c of every head.
+  float q[kIndexHeads][4][4];
+#pragma unroll
+  for (int h = 0; h < kIndexHeads; ++h)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 f =
+          *reinterpret_cast<const float4*>(qi + t * qi_stride + h * kIndexWidth + 32 * i + 4 * part);
+      q[h][i][0] = f.x;
+      q[h][i][1] = f.y;
+      q[h][i][2] = f.z;
+      q[h][i][3] = f.w;
+    }
+  const float scale = 1.0f / sqrtf(static_cast<float>(kIndexWidth));
+  constexpr int kKeys = kScoreThreads / 8;
+  for (int first = blockIdx.x * kKeys; first < n; first += gridDim.x * kKeys) {
+    const int b = first + static_cast<int>(threadIdx.x) / 8;
+    float dot[kIndexHeads] = {};
+    if (b < n) {
+      const float* key =
+          pooled + (int64_t{pages[b / kPageBlocks]} * kPageBlocks + b % kPageBlocks) * kIndexWidth;
+      float4 k[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) k[i] = *reinterpret_cast<const float4*>(key + 32 * i + 4 * part);
+#pragma unroll
+      for (int h = 0; h < kIndexHeads; ++h)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          dot[h] = fmaf(q[h][i][0], k[i].x, dot[h]);
+          dot[h] = fmaf(q[h][i][1], k[i].y, dot[h]);
+          dot[h] = fmaf(q[h][i][2], k[i].z, dot[h]);
+          dot[h] = fmaf(q[h][i][3], k[i].w, dot[h]);
+        }
+    }
+    float score = 0;
+#pragma unroll
+    for (int h = 0; h < kIndexHeads; ++h) {
+      float v = dot[h];
+#pragma unroll
+      for (int d = 4; d > 0; d >>= 1) v += __shfl_xor_sync(0xffffffffu, v, d);
+      score += fmaxf(v, 0.0f);
+    }
+    if (part == 0 && b < n) scores[t * score_stride + b] = score * scale;
+  }
+}
+
+// ---- scores, prefill ----
+
+constexpr int kTileRows = 16, kTileKeys = 64;
+constexpr int kPitch = kIndexWidth + 4;  // floats: rows of a tile start in different banks
+constexpr size_t kTileShared = sizeof(float) * kPitch * (kTileRows * kIndexHeads + kTileKeys);
+
+// Thread (i, j) of 8 × 32 computes rows i and i + 8 against keys j and j + 32, all heads.
+__global__ void __launch_bounds__(256)
+    qsa_score_prefill_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
+                             const float* pooled, BatchView batch, int64_t first_row, int64_t end_row,
+                             int budget) {
+  extern __shared__ float4 shared4[];
+  float* q = reinterpret_cast<float*>(shared4);
+  float* keys = q + kTileRows * kIndexHeads * kPitch;
+  pdl_launch();
+  pdl_wait();
+  const int64_t row0 = first_row + static_cast<int64_t>(blockIdx.y) * kTileRows;
+  const int rows = static_cast<int>(min(static_cast<int64_t>(kTileRows), end_row - row0));
+  // Rows of several segments may share a tile; keys are those of one segment at a time.
+  for (int begin = 0; begin < rows;) {
+    const int segment_index = batch.segment_of[row0 + begin];
+    int end = begin + 1;
+    while (end < rows && batch.segment_of[row0 + end] == segment_index) ++end;
+    const int n = complete_blocks(batch, row0 + end - 1);  // positions ascend within a segment
+    const int key0 = static_cast<int>(blockIdx.x) * kTileKeys;
+    if (n > budget && key0 < n) {
+      const int32_t* pages = batch.page_tables + batch.segments[segment_index].page_table;
+      __syncthreads();
+      for (int i = threadIdx.x; i < kTileRows * kIndexHeads * (kIndexWidth / 4); i += 256) {
+        const int c = i % (kIndexWidth / 4), vector = i / (kIndexWidth / 4);
+        const int r = vector / kIndexHeads, h = vector % kIndexHeads;
+        float4 f = make_float4(0, 0, 0, 0);
+        if (r >= begin && r < end)
+          f = *reinterpret_cast<const float4*>(qi + (row0 + r) * qi_stride + h * kIndexWidth + 4 * c);
+        *reinterpret_cast<float4*>(q + vector * kPitch + 4 * c) = f;
+      }
+      for (int i = threadIdx.x; i < kTileKeys * (kIndexWidth / 4); i += 256) {
+        const int c = i % (kIndexWidth / 4), b = key0 + i / (kIndexWidth / 4);
+        float4 f = make_float4(0, 0, 0, 0);
+        if (b < n)
+          f = *reinterpret_cast<const float4*>(
+              pooled + (int64_t{pages[b / kPageBlocks]} * kPageBlocks + b % kPageBlocks) * kIndexWidth +
+              4 * c);
+        *reinterpret_cast<float4*>(keys + (b - key0) * kPitch + 4 * c) = f;
+      }
+      __syncthreads();
+      const int i = static_cast<int>(threadIdx.x) / 32, j = static_cast<int>(threadIdx.x) % 32;
+      float dot[2][2][kIndexHeads] = {};
+      for (int c = 0; c < kIndexWidth; c += 4) {
+        float4 k[2];
+        k[0] = *reinterpret_cast<const float4*>(keys + j * kPitch + c);
+        k[1] = *reinterpret_cast<const float4*>(keys + (j + 32) * kPitch + c);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+#pragma unroll
+          for (int h = 0; h < kIndexHeads; ++h) {
+            const float4 f =
+                *reinterpret_cast<const float4*>(q + ((i + 8 * r) * kIndexHeads + h) * kPitch + c);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+              float& d = dot[r][m][h];
+              d = fmaf(f.x, k[m].x, d);
+              d = fmaf(f.y, k[m].y, d);
+              d = fmaf(f.z, k[m].z, d);
+              d = fmaf(f.w, k[m].w, d);
+            }
+          }
+      }
+      const float scale = 1.0f / sqrtf(static_cast<float>(kIndexWidth));
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const int row = i + 8 * r, b = key0 + j + 32 * m;
+          float score = 0;
+#pragma unroll
+          for (int h = 0; h < kIndexHeads; ++h) score += fmaxf(dot[r][m][h], 0.0f);
+          if (row >= begin && row < end && b < n)
+            scores[(row0 + row - first_row) * score_stride + b] = score * scale;
+        }
+    }
+    begin = end;
+  }
+}
+
+// ---- the choice ----
+
+constexpr int kSelectThreads = 1024, kSelectWarps = kSelectThreads / 32;
+constexpr int kBins = 2048;
+constexpr int kMaxTied = 2048;         // scores of the border's bin that are ranked at once
+constexpr int kMaxStaged = 44 * 1024;  // scores kept in shared memory, where there is that much of it
+
+struct Shared {
+  int bins[kBins];
+  float tied[kMaxTied];
+  float warp_max[kSelectWarps];
+  int warp_count[kSelectWarps], warp_ties[kSelectWarps];
+  int n_tied, border_bin, above_border_bin;
+  uint32_t border_bits;
+  int take_ties;
+  int total;
+};
+
+__device__ __forceinline__ int block_count(int v, Shared& s) {
+  v = __reduce_add_sync(0xffffffffu, v);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) s.warp_count[threadIdx.x / 32] = v;
+  __syncthreads();
+  int sum = 0;
+  for (int w = 0; w < kSelectWarps; ++w) sum += s.warp_count[w];
+  return sum;
+}
+
+// Block of threads t: row t's blocks, ascending.
+__global__ void __launch_bounds__(kSelectThreads)
+    qsa_choose_kernel(int32_t* chosen, int64_t chosen_stride, int32_t* counts, const float* all_scores,
+                      int64_t score_stride, BatchView batch, int64_t first_row, int budget,
+                      int staged_floats) {
+  extern __shared__ float4 shared4[];
+  Shared& s = *reinterpret_cast<Shared*>(shared4);
+  float* staged = reinterpret_cast<float*>(&s + 1);
+  pdl_launch();
+  pdl_wait();
+  const int64_t t = first_row + blockIdx.x;
+  const int n = complete_blocks(batch, t);
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
+  chosen += t * chosen_stride;
+  if (tid == 0) counts[t] = min(n, budget);
+  // Where all scores are numbers every entry is written again; a NaN must not leave one that is no block.
+  for (int i = tid; i < min(n, budget); i += kSelectThreads) chosen[i] = i;
+  if (n <= budget) return;
+  const float* scores = all_scores + static_cast<int64_t>(blockIdx.x) * score_stride;
+  const int n_staged = min(n, staged_floats);
+  const auto at = [&](int i) { return i < n_staged ? staged[i] : scores[i]; };
+
+  // 1. Largest score and number of positive ones.
+  float top = 0;
+  int positive = 0;
+  for (int i = tid; i < n; i += kSelectThreads) {
+    const float v = scores[i];
+    if (i < n_staged) staged[i] = v;
+    top = fmaxf(top, v);
+    positive += v > 0;
+  }
+  for (int i = tid; i < kBins; i += kSelectThreads) s.bins[i] = 0;
+  if (tid == 0) s.n_tied = 0;
+  top = warp_max(top);
+  if (lane == 0) s.warp_max[warp] = top;
+  positive = block_count(positive, s);  // its barriers publish warp_max as well
+  for (int w = 0; w < kSelectWarps; ++w) top = fmaxf(top, s.warp_max[w]);
+
+  float border = 0;
+  int take = 0;  // how many of the scores equal to the border, lowest blocks first
+  if (positive < budget) {
+    take = budget - positive;
+  } else {
+    // 2. Multiplying by a positive constant and cutting to an integer keeps order, so bins are ranges of scores.
+    const float to_bin = static_cast<float>(kBins) / top;
+    const auto bin_of = [&](float v) { return min(static_cast<int>(v * to_bin), kBins - 1); };
+    const bool binned = to_bin < 3e38f;  // the largest score may be subnormal
+    if (binned) {
+      for (int i = tid; i < n; i += kSelectThreads) {
+        const float v = at(i);
+        if (v > 0) atomicAdd(&s.bins[bin_of(v)], 1);
+      }
+    }
+    __syncthreads();
+    if (warp == 0) {
+      // From the highest bin down, 32 at a time, to the bin in which the count passes the budget.
+      int above = 0, found = -1;
+      for (int high = kBins - 1; binned && high >= 0 && found < 0; high -= 32) {
+        int count = s.bins[high - lane];
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+          const int other = __shfl_up_sync(0xffffffffu, count, d);
+          if (lane >= d) count += other;
+        }
+        const unsigned reach = __ballot_sync(0xffffffffu, above + count >= budget);
+        if (reach) {
+          const int first = __ffs(static_cast<int>(reach)) - 1;
+          found = high - first;
+          const int before = __shfl_sync(0xffffffffu, count, max(first - 1, 0));
+          if (first > 0) above += before;
+        } else {
+          above += __shfl_sync(0xffffffffu, count, 31);
+        }
+      }
+      if (lane == 0) {
+        s.border_bin = found;
+        s.above_border_bin = above;
+      }
+    }
+    __syncthreads();
+    const int bin = s.border_bin;
+    const int wanted = budget - s.above_border_bin;  // of the border's bin
+    const bool ranked = bin >= 0 && s.bins[bin] <= kMaxTied;
+    if (ranked) {
+      // 3. The wanted-th largest of the bin: the one with fewer than `wanted` above it and at least that many at or above.
+      for (int i = tid; i < n; i += kSelectThreads) {
+        const float v = at(i);
+        if (v > 0 && bin_of(v) == bin) s.tied[atomicAdd(&s.n_tied, 1)] = v;
+      }
+      __syncthreads();
+      for (int i = tid; i < s.n_tied; i += kSelectThreads) {
+        const float v = s.tied[i];
+        int above = 0, equal = 0;
+        for (int j = 0; j < s.n_tied; ++j) {
+          above += s.tied[j] > v;
+          equal += s.tied[j] == v;
+        }
+        if (above < wanted && above + equal >= wanted) {  // the same for every copy of the border score
+          s.border_bits = __float_as_uint(v);
+          s.take_ties = wanted - above;
+        }
+      }
+      __syncthreads();
+      border = __uint_as_float(s.border_bits);
+      take = s.take_ties;
+    } else {
+      // Too many in one bin: the border by bisection over the bits of a float, which order as positive floats do.
+      uint32_t low = 0, high = __float_as_uint(top);  // at least budget scores are ≥ low
+      while (low < high) {
+        const uint32_t middle = low + (high - low + 1) / 2;
+        int count = 0;
+        for (int i = tid; i < n; i += kSelectThreads) count += __float_as_uint(at(i)) >= middle;
+        if (block_count(count, s) >= budget) {
+          low = middle;
+        } else {
+          high = middle - 1;
+        }
+        __syncthreads();
+      }
+      border = __uint_as_float(low);
+      int above = 0;
+      for (int i = tid; i < n; i += kSelectThreads) above += at(i) > border;
+      take = budget - block_count(above, s);
+    }
+  }
+
+  // 4. Warp w owns blocks [w·range, (w+1)·range).
+  __syncthreads();
+  const int range = (n + kSelectThreads - 1) / kSelectThreads * 32;
+  const int begin = min(warp * range, n), end = min(begin + range, n);
+  int above = 0, equal = 0;
+  for (int i = begin + lane; i < end; i += 32) {
+    const float v = at(i);
+    above += v > border;
+    equal += v == border;
+  }
+  above = __reduce_add_sync(0xffffffffu, above);
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  if (lane == 0) {
+    s.warp_count[warp] = above;
+    s.warp_ties[warp] = equal;
+  }
+  __syncthreads();
+  int ties_before = 0, written = 0;
+  for (int w = 0; w < warp; ++w) {
+    const int ties = min(s.warp_ties[w], max(take - ties_before, 0));
+    written += s.warp_count[w] + ties;
+    ties_before += s.warp_ties[w];
+  }
+  for (int first = begin; first < end; first += 32) {
+    const int i = first + lane;
+    const float v = i < end ? at(i) : -1.0f;
+    const unsigned below = (1u << lane) - 1u;
+    const unsigned tied = __ballot_sync(0xffffffffu, v == border);
+    const bool chosen_tie = v == border && ties_before + __popc(tied & below) < take;
+    const bool pick = v > border || chosen_tie;
+    const unsigned picks = __ballot_sync(0xffffffffu, pick);
+    if (pick) chosen[written + __popc(picks & below)] = i;
+    written += __popc(picks);
+    ties_before += __popc(tied);
+  }
+}
+
+int staged_scores(Stream& s, int64_t max_blocks) {
+  int limit = 0;
+  QUERN_CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, s.device().index));
+  const int64_t room = (limit - static_cast<int64_t>(sizeof(Shared))) / static_cast<int64_t>(sizeof(float));
+  return static_cast<int>(std::min({max_blocks, room, int64_t{kMaxStaged}}));
+}
+
+}  // namespace
+
+void qsa_select(Stream& s, const Selection& selection, Tensor qi, const QsaShape& shape,
+                const QsaCache& cache, const BatchView& batch) {
+  QUERN_CHECK(shape.index_heads == kIndexHeads && shape.d_index == kIndexWidth,
+              "qsa_select on CUDA: four index heads of 128");
+  const int64_t max_blocks = std::max<int64_t>(batch.max_tokens / kBlockTokens, 1);
+  const int64_t stride = (max_blocks + 3) / 4 * 4;
+  const bool scored = max_blocks > shape.budget_blocks;
+  const int staged = scored ? staged_scores(s, max_blocks) : 0;
+  const auto choose = [&](Tensor scores, int64_t first, int64_t rows) {
+    launch(s, qsa_choose_kernel, dim3(static_cast<unsigned>(rows)), kSelectThreads,
+           sizeof(Shared) + sizeof(float) * staged, 1, selection.blocks.as<int32_t>(),
+           selection.blocks.row_stride, selection.counts.as<int32_t>(), scored ? scores.as<float>() : nullptr,
+           stride, batch, first, shape.budget_blocks, staged);
+  };
+
+  const int64_t decode = batch.n_decode_rows;
+  if (decode > 0) {
+    ScratchScope scope(s);
+    Tensor scores;
+    if (scored) {
+      scores = s.scratch(DType::F32, {decode, stride});
+      const auto spread = static_cast<unsigned>(std::max<int64_t>(264 / decode, 8));
+      launch(s, qsa_score_decode_kernel, dim3(spread, static_cast<unsigned>(decode)), kScoreThreads, 0, 1,
+             scores.as<float>(), stride, qi.as<float>(), qi.row_stride, cache.pooled.as<float>(), batch,
+             shape.budget_blocks);
+    }
+    choose(scores, 0, decode);
+  }
+  // Prompt rows in pieces, so that scratch does not grow with rows × context.
+  constexpr int64_t kScoreFloats = int64_t{32} << 20;
+  const int64_t piece =
+      scored ? std::max<int64_t>(kScoreFloats / stride / kTileRows * kTileRows, kTileRows) : batch.n_rows;
+  for (int64_t first = decode; first < batch.n_rows; first += piece) {
+    ScratchScope scope(s);
+    const int64_t rows = std::min(piece, batch.n_rows - first);
+    Tensor scores;
+    if (scored) {
+      scores = s.scratch(DType::F32, {rows, stride});
+      launch(s, qsa_score_prefill_kernel, dim3(blocks(max_blocks, kTileKeys), blocks(rows, kTileRows)), 256,
+             kTileShared, 1, scores.as<float>(), stride, qi.as<float>(), qi.row_stride,
+             cache.pooled.as<float>(), batch, first, first + rows, shape.budget_blocks);
+    }
+    choose(scores, first, rows);
+  }
+}
+
+}  // namespace quern::cuda
