@@ -1,0 +1,147 @@
+#include "ops/linear.h"
+
+#include "ops/device_test.h"
+#include "reference.h"
+
+namespace quern::test {
+namespace {
+
+class LinearTest : public OpTest {};
+ON_EVERY_DEVICE(LinearTest);
+
+constexpr DType kPlain[] = {DType::F32, DType::BF16, DType::F16};
+constexpr DType kScaled[] = {
+    DType::F8E4M3, DType::F4E2M1, DType::Q8_0,    DType::Q4_0,   DType::Q4_1,  DType::Q5_0,    DType::Q5_1,
+    DType::Q2_K,   DType::Q3_K,   DType::Q4_K,    DType::Q5_K,   DType::Q6_K,  DType::IQ4_NL,  DType::IQ4_XS,
+    DType::MXFP4,  DType::NVFP4,  DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S};
+
+// Largest relative error of a product of BF16-exact activations. Plain formats only round sums.
+double tolerance(DType, bool) { return 1e-6; }
+
+std::vector<float> product(Machine& m, const TestWeight& w, const std::vector<float>& x, int64_t rows,
+                           int64_t n_decode = -1) {
+  const Tensor y = m.zeros(DType::F32, {rows, w.w.n()});
+  linear(m.s, y, m.f32({rows, w.w.k()}, x), w.w, n_decode < 0 ? rows : n_decode);
+  return m.read(y);
+}
+
+void check(Machine& m, Random& random, DType dtype, int64_t n, int64_t k, int64_t rows, bool cpu) {
+  const TestWeight w = random_weight(m, random, dtype, n, k);
+  const auto x = random.normals(rows * k);
+  const auto expected = reference::linear(doubles(x), w.values, rows, n, k);
+  for (const int64_t n_decode : {int64_t{0}, rows / 2, rows})
+    EXPECT_LT(relative_error(product(m, w, x, rows, n_decode), expected), tolerance(dtype, cpu))
+        << name(dtype) << " [" << n << ", " << k << "], " << rows << " rows, " << n_decode
+        << " of them decode";
+}
+
+TEST_P(LinearTest, matches_double_precision_at_odd_shapes) {
+  Machine m(GetParam());
+  Random random(1);
+  for (const DType dtype : kPlain)
+    for (const auto& [n, k] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {7, 33}, {33, 7}, {129, 127}, {31, 64}})
+      for (const int64_t rows : {1, 2, 3, 4, 9, 25, 65}) check(m, random, dtype, n, k, rows, on_cpu());
+}
+
+TEST_P(LinearTest, matches_double_precision_at_the_models_shapes) {
+  Machine m(GetParam());
+  Random random(2);
+  for (const DType dtype : kPlain)
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+             {48, 2560}, {1, 2560}, {320, 10240}, {2560, 640}, {640, 2560}, {32, 1024}, {256, 96}})
+      for (const int64_t rows : {1, 5}) check(m, random, dtype, n, k, rows, on_cpu());
+}
+
+TEST_P(LinearTest, matches_double_precision_in_every_quantised_format) {
+  Machine m(GetParam());
+  Random random(3);
+  for (const DType dtype : kScaled)
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{33, 256}, {129, 768}, {40, 2560}})
+      for (const int64_t rows : {1, 3, 8, 26}) check(m, random, dtype, n, k, rows, on_cpu());
+  for (const DType dtype : {DType::Q8_0, DType::Q4_0, DType::IQ4_NL, DType::MXFP4, DType::F4E2M1})
+    for (const int64_t rows : {1, 4}) check(m, random, dtype, 37, 96, rows, on_cpu());
+  for (const DType dtype : {DType::F8E4M3, DType::NVFP4})
+    for (const int64_t rows : {1, 4}) check(m, random, dtype, 130, 320, rows, on_cpu());
+}
+
+TEST_P(LinearTest, a_row_does_not_depend_on_its_neighbours) {
+  Machine m(GetParam());
+  Random random(4);
+  std::vector<DType> dtypes(std::begin(kPlain), std::end(kPlain));
+  dtypes.insert(dtypes.end(), std::begin(kScaled), std::end(kScaled));
+  for (const DType dtype : dtypes) {
+    const int64_t n = 67, k = 768, rows = 53;
+    const TestWeight w = random_weight(m, random, dtype, n, k);
+    const auto x = random.normals(rows * k);
+    for (const bool decode : {true, false}) {
+      const auto whole = product(m, w, x, rows, decode ? rows : 0);
+      for (const int64_t size : {1, 2, 3, 5, 8, 24, 25, 48}) {
+        const int64_t first = random.integer(0, rows - size);
+        const std::vector<float> part(x.begin() + first * k, x.begin() + (first + size) * k);
+        const std::vector<float> expected(whole.begin() + first * n, whole.begin() + (first + size) * n);
+        ASSERT_EQ(difference(product(m, w, part, size, decode ? size : 0), expected), "")
+            << name(dtype) << (decode ? " decode" : " prefill") << ", rows " << first << " to "
+            << first + size;
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, the_number_of_threads_changes_nothing) {
+  if (!on_cpu()) GTEST_SKIP() << "threads are the CPU's";
+  for (const DType dtype : {DType::BF16, DType::Q4_K}) {
+    std::vector<std::vector<float>> results;
+    for (const int threads : {1, 2, 5}) {
+      Machine m(GetParam(), threads);
+      Random random(5);
+      const TestWeight w = random_weight(m, random, dtype, 333, 512);
+      results.push_back(product(m, w, random.normals(11 * 512), 11));
+    }
+    EXPECT_EQ(difference(results[0], results[1]), "");
+    EXPECT_EQ(difference(results[0], results[2]), "");
+  }
+}
+
+TEST_P(LinearTest, several_products_equal_one_call_each) {
+  Machine m(GetParam());
+  Random random(6);
+  const TestWeight a = random_weight(m, random, DType::BF16, 70, 128),
+                   b = random_weight(m, random, DType::F32, 1, 128),
+                   c = random_weight(m, random, DType::Q8_0, 33, 128);
+  const auto x = random.normals(9 * 128);
+  const Tensor xt = m.f32({9, 128}, x), wide = m.zeros(DType::F32, {9, 110});
+  const Tensor ya = wide.slice_cols(2, 72), yb = wide.slice_cols(72, 73), yc = wide.slice_cols(73, 106);
+  const Product products[] = {{ya, &a.w}, {yb, &b.w}, {yc, &c.w}};
+  linear(m.s, products, xt, 4);
+  EXPECT_EQ(difference(m.read(ya), product(m, a, x, 9, 4)), "");
+  EXPECT_EQ(difference(m.read(yb), product(m, b, x, 9, 4)), "");
+  EXPECT_EQ(difference(m.read(yc), product(m, c, x, 9, 4)), "");
+  const std::vector<float> all = m.read(wide);
+  for (const size_t t : {0u, 8u})
+    for (const size_t column : {0u, 1u, 106u, 109u})
+      EXPECT_EQ(all[t * 110 + column], 0) << "written outside the slice";
+}
+
+TEST_P(LinearTest, inject_adds_the_product_to_every_stream) {
+  Machine m(GetParam());
+  Random random(7);
+  for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{256, 768}, {33, 17}, {2560, 96}}) {
+    const int64_t rows = 7, S = 4;
+    const TestWeight w = random_weight(m, random, DType::BF16, n, k);
+    const auto a = random.normals(rows * k), x = random.normals(rows * S * n), inj = random.normals(rows * S);
+    const Tensor xt = m.f32({rows, S * n}, x);
+    linear_inject(m.s, xt, m.f32({rows, S}, inj), m.f32({rows, k}, a), w.w, 3);
+    const auto y = reference::linear(doubles(a), w.values, rows, n, k);
+    std::vector<double> expected = doubles(x);
+    for (int64_t t = 0; t < rows; ++t)
+      for (int64_t s = 0; s < S; ++s)
+        for (int64_t i = 0; i < n; ++i)
+          expected[static_cast<size_t>((t * S + s) * n + i)] +=
+              inj[static_cast<size_t>(t * S + s)] * y[static_cast<size_t>(t * n + i)];
+    EXPECT_LT(relative_error(m.read(xt), expected), 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace quern::test
