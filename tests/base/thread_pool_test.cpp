@@ -25,11 +25,11 @@ TEST(ThreadPool, every_item_is_visited_once_for_any_size_and_grain) {
 TEST(ThreadPool, many_short_jobs_with_sleeps_between) {
   ThreadPool pool(3);
   std::atomic<int64_t> sum{0};
-  for (int job = 0; job < 20000; ++job) {
+  for (int job = 0; job < 4000; ++job) {
     pool.parallel_for(4, 1, [&](int64_t b, int64_t) { sum += b; });
-    if (job % 4000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (job % 800 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  EXPECT_EQ(sum, 20000 * 6);
+  EXPECT_EQ(sum, 4000 * 6);
 }
 
 }  // namespace
