@@ -27,7 +27,10 @@ struct PrefixIndex::Node {
 };
 
 PrefixIndex::PrefixIndex(PagePool& pages, int64_t snapshot_budget)
-    : pages_(pages), budget_(snapshot_budget), root_(std::make_unique<Node>()) {}
+    : pages_(pages),
+      budget_(snapshot_budget),
+      root_(std::make_unique<Node>()),
+      held_(static_cast<size_t>(pages.total())) {}
 
 PrefixIndex::~PrefixIndex() { clear(); }
 
@@ -75,11 +78,11 @@ PrefixMatch PrefixIndex::match(std::span<const int32_t> ids, int64_t limit) {
   return match;
 }
 
-bool PrefixIndex::has_snapshot(std::span<const int32_t> ids) const {
+std::shared_ptr<const Snapshot> PrefixIndex::snapshot_at(std::span<const int32_t> ids) const {
   int64_t depth = 0;
   const Node* node = find(ids);
   for (const Node* n = node; n != root_.get(); n = n->parent) ++depth;
-  return depth * kPageTokens == static_cast<int64_t>(ids.size()) && node->snapshot != nullptr;
+  return depth * kPageTokens == static_cast<int64_t>(ids.size()) ? node->snapshot : nullptr;
 }
 
 void PrefixIndex::insert(std::span<const int32_t> ids, std::span<const int32_t> pages,
@@ -101,6 +104,7 @@ void PrefixIndex::insert(std::span<const int32_t> ids, std::span<const int32_t> 
       child->serial = ++serials_;
       child->used = ++clock_;
       pages_.retain(pages[i]);
+      held_[pages[i]] = true;
       leaves_.emplace(leaf_rank(*child), child.get());
       ++n_nodes_;
     } else {
@@ -159,6 +163,7 @@ void PrefixIndex::remove(Node& leaf) {
   if (leaf.snapshot) drop_snapshot(leaf);
   leaves_.erase(leaf_rank(leaf));
   pages_.release(leaf.page);
+  held_[leaf.page] = false;
   --n_nodes_;
   ++generation_;
   Node* parent = leaf.parent;

@@ -48,11 +48,14 @@ class PrefixIndex {
   // ids.size() is a multiple of 64. `snapshot`, if any, is of position ids.size().
   void insert(std::span<const int32_t> ids, std::span<const int32_t> pages,
               std::shared_ptr<const Snapshot> snapshot, SnapshotKind kind);
-  bool has_snapshot(std::span<const int32_t> ids) const;  // exactly after these ids
+  // The one exactly after these ids, or null.
+  std::shared_ptr<const Snapshot> snapshot_at(std::span<const int32_t> ids) const;
+  bool has_snapshot(std::span<const int32_t> ids) const { return snapshot_at(ids) != nullptr; }
 
   // Gives up nodes until `n` pages of the pool are free; false if that cannot be.
   bool make_room(int32_t n);
   int64_t evictable() const;  // pages that nobody else holds
+  bool holds(int32_t page) const { return held_[page]; }
   void clear();
 
   uint64_t generation() const { return generation_; }  // changes whenever a match might
@@ -84,6 +87,7 @@ class PrefixIndex {
   std::unique_ptr<Node> root_;
   std::map<Rank, Node*> leaves_;     // without children
   std::map<Rank, Node*> snapshots_;  // with a snapshot; value: pinned or not
+  std::vector<bool> held_;           // by page id
   uint64_t clock_ = 0, serials_ = 0, generation_ = 0;
   int64_t n_nodes_ = 0, snapshot_bytes_ = 0;
 };

@@ -1,0 +1,170 @@
+// quern-tiny behind an EngineCore that tests step by hand, and the oracle: a request alone, undrafted, with an empty
+// cache, by nothing but Model and sample.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "checkpoint/checkpoint.h"
+#include "engine/engine_core.h"
+#include "model/model.h"
+#include "ops/sampling.h"
+#include "tensor/stream.h"
+
+namespace quern {
+
+inline const std::string kTiny = QUERN_SOURCE_DIR "/models/quern-tiny";
+
+struct TinyModel {
+  ThreadPool pool;
+  Stream stream;
+  std::shared_ptr<Checkpoint> checkpoint;
+  std::unique_ptr<Model> model;
+
+  TinyModel(int32_t n_pages, int32_t n_slots, int64_t rows = 640, int64_t context = 4096, int threads = 1,
+            DType kv = DType::BF16)
+      : pool(threads), stream(pool), checkpoint(Checkpoint::open(kTiny)) {
+    ModelOptions options;
+    options.kv = kv;
+    options.n_pages = n_pages;
+    options.n_slots = n_slots;
+    options.batch = {
+        .rows = rows, .segments = n_slots, .logits = n_slots * (kMaxDrafts + 1) + 64, .context = context};
+    model = std::make_unique<Model>(checkpoint, read_config(*checkpoint), options, stream);
+  }
+};
+
+// What a reply came to.
+struct Outcome {
+  std::vector<int32_t> ids;
+  bool finished = false;
+  FinishReason reason = FinishReason::Stop;
+  std::string error;
+  Usage usage;
+  std::vector<TokenLogprob> logprobs;
+};
+
+// An engine without a thread.
+struct TinyEngine {
+  TinyModel& tiny;
+  EngineCore core;
+  std::map<std::pair<RequestId, int32_t>, Outcome> outcomes;
+  RequestId last = 0;
+
+  TinyEngine(TinyModel& t, const EngineOptions& options) : tiny(t), core(*t.model, options) {}
+
+  RequestId submit(Request request) {
+    core.check(request);
+    auto s = std::make_shared<Submission>();
+    s->id = ++last;
+    s->submitted = Clock::now();
+    s->sink = [this](const Event& e) {
+      Outcome& o = outcomes[{e.request, e.index}];
+      o.ids.insert(o.ids.end(), e.ids.begin(), e.ids.end());
+      o.logprobs.insert(o.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
+      o.usage = e.usage;
+      if (e.finished) {
+        o.finished = true;
+        o.reason = e.reason;
+        o.error = e.error;
+      }
+    };
+    for (int32_t i = 0; i < request.n; ++i) outcomes[{s->id, i}];
+    s->request = std::move(request);
+    core.submit(s);
+    return s->id;
+  }
+  void run() {
+    int64_t idle_steps = 0;
+    while (!core.idle()) {
+      if (core.step()) {
+        idle_steps = 0;
+        continue;
+      }
+      core.cache().flush();
+      if (++idle_steps > 1000) {
+        fmt::print(stderr, "the engine does not go on\n");
+        std::abort();
+      }
+    }
+  }
+  Outcome ask(Request request) {
+    const RequestId id = submit(std::move(request));
+    run();
+    return outcomes.at({id, 0});
+  }
+};
+
+// The reply's ids, alone.
+inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index = 0) {
+  Model& model = *t.model;
+  Batch batch(t.stream.device(), model.options().batch);
+  auto sequence = Sequence::create(model.memory());
+  sequence->append(r.prompt);
+  std::vector<int32_t> said;
+  const auto reserve = [&] {
+    if (!sequence->reserve(static_cast<int64_t>(sequence->ids().size()) + 1)) std::abort();
+  };
+  reserve();
+  Tensor logits;
+  for (int64_t at = 0; at < static_cast<int64_t>(r.prompt.size());) {
+    const int64_t n =
+        std::min<int64_t>(batch.capacity().rows / 64 * 64, static_cast<int64_t>(r.prompt.size()) - at);
+    const BatchItem item{sequence.get(), std::span(r.prompt).subspan(at, n), Role::Prefill, 1};
+    batch.build(std::span(&item, 1));
+    logits = model.forward(batch);
+    sequence->commit(static_cast<int32_t>(n));
+    at += n;
+  }
+  while (true) {
+    SamplingRow row;
+    const SamplingParams& p = r.sampling;
+    row.temperature = p.temperature;
+    row.top_k = p.top_k;
+    row.top_p = p.top_p;
+    row.min_p = p.min_p;
+    row.repetition = p.repetition_penalty;
+    row.presence = p.presence_penalty;
+    row.frequency = p.frequency_penalty;
+    row.seed = p.seed + static_cast<uint64_t>(index);
+    row.position = static_cast<int64_t>(r.prompt.size() + said.size());
+    std::map<int32_t, int32_t> counts;
+    if (p.repetition_penalty != 1)
+      for (const int32_t id : r.prompt) counts[id];
+    for (const int32_t id : said) ++counts[id];
+    std::vector<int32_t> ids, ns, bias_ids;
+    std::vector<float> bias;
+    for (const auto& [id, n] : counts) ids.push_back(id), ns.push_back(n);
+    for (const auto& [id, b] : p.logit_bias) bias_ids.push_back(id), bias.push_back(b);
+    row.seen_ids = ids.data(), row.seen_counts = ns.data(), row.n_seen = static_cast<int32_t>(ids.size());
+    row.bias_ids = bias_ids.data(), row.bias = bias.data(), row.n_bias = static_cast<int32_t>(bias.size());
+    int32_t id = -1;
+    const Tensor out(&id, DType::I32, {1, 1});
+    sample(t.stream, out, logits.slice_rows(logits.shape[0] - 1, logits.shape[0]), &row, 1);
+    const auto at = static_cast<int64_t>(said.size());
+    if (r.thinking_budget >= 0 && at >= r.thinking_budget &&
+        at - r.thinking_budget < static_cast<int64_t>(r.thinking_close.size()) &&
+        std::find(said.begin(), said.begin() + r.thinking_budget, r.thinking_end_id) ==
+            said.begin() + r.thinking_budget)
+      id = r.thinking_close[at - r.thinking_budget];
+    said.push_back(id);
+    if (std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end() ||
+        static_cast<int64_t>(said.size()) >= r.max_tokens)
+      return said;
+    sequence->append(id);
+    reserve();
+    const BatchItem item{sequence.get(), std::span(&said.back(), 1), Role::Decode, 1};
+    batch.build(std::span(&item, 1));
+    logits = model.forward(batch);
+    sequence->commit(1);
+  }
+}
+
+}  // namespace quern
