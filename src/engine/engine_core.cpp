@@ -99,6 +99,7 @@ void EngineCore::check(const Request& r) const {
   if (r.thinking_budget >= 0 && std::find(r.thinking_close.begin(), r.thinking_close.end(),
                                           r.thinking_end_id) == r.thinking_close.end())
     invalid("thinking_budget: the ids that close the thinking do not hold its end");
+  if (r.grammar) invalid("grammar: not supported yet");
   for (const int64_t point : r.snapshot_points)
     if (point < 0 || point > size)
       invalid(fmt::format("snapshot_points: expected 0 to {}, found {}", size, point));
