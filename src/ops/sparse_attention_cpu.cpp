@@ -47,9 +47,9 @@ int64_t page_of(const BatchView& batch, const Segment& segment, int64_t page) {
   return batch.page_tables[segment.page_table + page];
 }
 
-// Entry `position` of K or V in its page.
-std::byte* entry(const Tensor& pages, int64_t page, int kv_head, int64_t position) {
-  const int64_t row = (page * pages.shape[1] + kv_head) * kPageTokens + position % kPageTokens;
+// Entry `at` (position + shift) of K or V in its page.
+std::byte* entry(const Tensor& pages, int64_t page, int kv_head, int64_t at) {
+  const int64_t row = (page * pages.shape[1] + kv_head) * kPageTokens + at % kPageTokens;
   return pages.data + row * row_bytes(pages.dtype, pages.cols());
 }
 
@@ -91,16 +91,17 @@ void qsa_write(Stream& s, Tensor q_gate, Tensor k, Tensor v, Tensor qi, Tensor k
       for (int h = 0; h < shape.n_heads; ++h) norm_q(q_gate.row<float>(t) + int64_t{h} * 2 * shape.d_head, p);
       for (int h = 0; h < shape.index_heads; ++h) norm_qi(qi.row<float>(t) + int64_t{h} * shape.d_index, p);
       if (segment.role == Role::Pad) continue;
-      const int64_t page = page_of(batch, segment, p / kPageTokens);
+      const int64_t at = int64_t{p} + cache.shift, page = page_of(batch, segment, at / kPageTokens);
       for (int h = 0; h < shape.n_kv; ++h) {
         float* key = k.row<float>(t) + int64_t{h} * shape.d_head;
         norm_k(key, p);
-        store_kv(entry(cache.k, page, h, p), key, shape.d_head, cache.k.dtype);
-        store_kv(entry(cache.v, page, h, p), v.row<float>(t) + int64_t{h} * shape.d_head, shape.d_head,
+        store_kv(entry(cache.k, page, h, at), key, shape.d_head, cache.k.dtype);
+        store_kv(entry(cache.v, page, h, at), v.row<float>(t) + int64_t{h} * shape.d_head, shape.d_head,
                  cache.v.dtype);
       }
       if (p % kBlockTokens != kBlockTokens - 1) continue;
-      float* pooled = pooled_key(cache.pooled, page, p / kBlockTokens);
+      const int64_t block = p / kBlockTokens + cache.shift;
+      float* pooled = pooled_key(cache.pooled, page_of(batch, segment, block / kPageBlocks), block);
       const float* raw[kBlockTokens];
       for (int64_t j = 0; j < kBlockTokens; ++j) {
         const int64_t back = kBlockTokens - 1 - j;
@@ -141,9 +142,11 @@ void qsa_select(Stream& s, const Selection& selection, Tensor qi, const QsaShape
       float* scores = thread_scratch(0, n);
       for (int64_t b = 0; b < n; b += kPageBlocks) {
         const float* keys[kPageBlocks];
-        const int64_t count = std::min<int64_t>(n - b, kPageBlocks),
-                      page = page_of(batch, segment, b / kPageBlocks);
-        for (int64_t j = 0; j < count; ++j) keys[j] = pooled_key(cache.pooled, page, b + j);
+        const int64_t count = std::min<int64_t>(n - b, kPageBlocks);
+        for (int64_t j = 0; j < count; ++j) {
+          const int64_t at = b + j + cache.shift;
+          keys[j] = pooled_key(cache.pooled, page_of(batch, segment, at / kPageBlocks), at);
+        }
         simd::index_scores(scores + b, qi.row<float>(t), keys, shape.index_heads, shape.d_index, count,
                            scale);
       }
@@ -176,9 +179,9 @@ void qsa_attend(Stream& s, Tensor y, Tensor q_gate, const Selection& selection, 
       const void* values[kRunTokens];
       int64_t in_run = 0;
       const auto push = [&](int64_t position) {
-        const int64_t page = page_of(batch, segment, position / kPageTokens);
-        keys[in_run] = entry(cache.k, page, kv, position);
-        values[in_run] = entry(cache.v, page, kv, position);
+        const int64_t at = position + cache.shift, page = page_of(batch, segment, at / kPageTokens);
+        keys[in_run] = entry(cache.k, page, kv, at);
+        values[in_run] = entry(cache.v, page, kv, at);
         if (++in_run < kRunTokens) return;
         simd::attend_run(state, q, group, d, keys, values, cache.k.dtype, in_run, scale);
         in_run = 0;
