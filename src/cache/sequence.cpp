@@ -12,33 +12,30 @@ namespace {
 
 int64_t pages_for(int64_t n_tokens) { return (n_tokens + kPageTokens - 1) / kPageTokens; }
 
-// Row `position` of a slot's ring [slots, size, d].
-std::byte* ring_row(const Tensor& ring, int32_t slot, int64_t position) {
-  const int64_t size = ring.shape[1], bytes = row_bytes(ring.dtype, ring.cols());
-  return ring.data + (slot * size + position % size) * bytes;
-}
-
 // Calls move(bytes on the device, offset in the image, count) for every contiguous piece of the snapshot at
 // `position`.
 template <typename F>
 void for_each_piece(const SequenceMemory& m, int32_t slot, int64_t position, F&& move) {
   const CacheShape& shape = m.state.shape();
   int64_t offset = 0;
-  const auto rows = [&](const Tensor& ring, int64_t first, int64_t n) {
+  // Rows first … first + n - 1 of a slot's ring [slots, ≥ size, d], which has position p at p mod size.
+  const auto rows = [&](const Tensor& ring, int64_t size, int64_t first, int64_t n) {
     const int64_t bytes = row_bytes(ring.dtype, ring.cols());
-    for (int64_t i = 0; i < n; ++i, offset += bytes) move(ring_row(ring, slot, first + i), offset, bytes);
+    std::byte* rows_of_slot = ring.data + slot * ring.shape[1] * bytes;
+    for (int64_t i = 0; i < n; ++i, offset += bytes)
+      move(rows_of_slot + (first + i) % size * bytes, offset, bytes);
   };
   for (int i = 0; i < shape.n_delta_layers; ++i) {
     const DeltaNetState& state = m.state.delta(i);
     const int64_t bytes = state.M.bytes() / state.M.shape[0];
     move(state.M.data + slot * bytes, offset, bytes);
     offset += bytes;
-    rows(state.ring, position - kConvHistory, kConvHistory);
+    rows(state.ring, kConvRing, position - kConvHistory, kConvHistory);
   }
-  rows(m.state.ple_ring(), position - kPleHistory, kPleHistory);
+  rows(m.state.ple_ring(), kPleRing, position - kPleHistory, kPleHistory);
   if (shape.drafts) {
-    rows(m.kv.layer(shape.draft_layer()).ring, position - 1 - kDraftKeys, kDraftKeys);
-    rows(m.state.hidden_ring(), position - 1, 1);
+    rows(m.kv.layer(shape.draft_layer()).ring, kConvRing, position - 1 - kDraftKeys, kDraftKeys);
+    rows(m.state.hidden_ring(), kHiddenRing, position - 1, 1);
   }
   QUERN_CHECK(offset == snapshot_bytes(shape), "the snapshot's pieces are its layout");
 }

@@ -29,7 +29,7 @@ StateCache::StateCache(Device device, const CacheShape& shape, int32_t n_slots)
   ple_ring_ = own({n_slots, kPleRing, shape.wide});
   imaged_.push_back(ple_ring_);
   if (shape.drafts) {
-    hidden_ring_ = own({n_slots, kHiddenRing, shape.wide});
+    hidden_ring_ = own({n_slots, kHiddenRing + 1, shape.wide});
     imaged_.push_back(hidden_ring_);
   }
   for (int32_t slot = n_slots - 1; slot >= 0; --slot) free_.push_back(slot);
@@ -39,7 +39,7 @@ int64_t StateCache::slot_bytes(const CacheShape& shape) {
   const DeltaNetShape& d = shape.delta;
   const int64_t delta = int64_t{d.n_v} * d.d_k * d.d_v + kConvRing * d.conv_channels() +
                         int64_t{kMaxDrafts + 1} * d.pending_width();
-  const int64_t wide_rows = kPleRing + (shape.drafts ? kHiddenRing : 0);
+  const int64_t wide_rows = kPleRing + (shape.drafts ? kHiddenRing + 1 : 0);
   return 4 * (shape.n_delta_layers * delta + wide_rows * shape.wide);
 }
 

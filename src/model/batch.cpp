@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ops/rows.h"
 
 namespace quern {
 namespace {
@@ -140,7 +141,7 @@ void Batch::add_draft_rows(const Segment& trunk) {
     host<int32_t>(at_.draft_ids)[row] = host<int32_t>(at_.ids)[trunk_row];
     host<int32_t>(at_.draft_positions)[row] = segment.position + i;
     host<int32_t>(at_.draft_segment_of)[row] = static_cast<int32_t>(draft_view_.n_segments);
-    host<int32_t>(at_.draft_source)[row] = trunk_row > trunk.row ? trunk_row - 1 : -1;
+    host<int32_t>(at_.draft_source)[row] = trunk_row > trunk.row ? trunk_row - 1 : kFromRing;
   }
   host<Segment>(at_.draft_segments)[draft_view_.n_segments++] = segment;
 }
@@ -152,9 +153,13 @@ void Batch::build_draft(std::span<const DraftItem> items) {
     const DraftItem& item = items[i];
     Sequence& sequence = *item.sequence;
     const auto n = static_cast<int32_t>(item.ids.size());
-    QUERN_CHECK(
-        n > 0 && n <= kMaxDrafts + 1 && item.first >= 1 && item.first <= sequence.draft_length() + kMaxDrafts,
-        fmt::format("draft entries {} + {}", item.first, n));
+    const int64_t past = std::max<int64_t>(1, sequence.draft_length());
+    QUERN_CHECK(n > 0 && item.first >= 1 &&
+                    (item.chained ? n == 1 && item.first >= past && item.first < past + kMaxDrafts
+                                  : item.first <= past && item.first + n <= sequence.length() + 1 &&
+                                        item.first + kHiddenRing > sequence.length()),
+                fmt::format("draft entries {} + {} of a sequence of length {} whose draft block has {}",
+                            item.first, n, sequence.length(), past));
     QUERN_CHECK(n_rows_ + n <= capacity_.rows && draft_view_.n_segments < capacity_.segments &&
                     n_logits_ < capacity_.logits,
                 "a draft batch beyond the capacity");
@@ -169,16 +174,12 @@ void Batch::build_draft(std::span<const DraftItem> items) {
       host<int32_t>(at_.draft_ids)[n_rows_] = item.ids[j];
       host<int32_t>(at_.draft_positions)[n_rows_] = segment.position + j;
       host<int32_t>(at_.draft_segment_of)[n_rows_] = static_cast<int32_t>(draft_view_.n_segments);
-      host<int32_t>(at_.draft_source)[n_rows_] = -1;
+      host<int32_t>(at_.draft_source)[n_rows_] = item.chained ? kFromDraft : kFromRing;
     }
     first_logits_[i] = n_logits_;
     host<int32_t>(at_.logit_rows)[n_logits_++] = static_cast<int32_t>(n_rows_ - 1);
     host<Segment>(at_.draft_segments)[draft_view_.n_segments++] = segment;
-    if (item.true_hidden) {
-      QUERN_CHECK(item.first <= std::max<int64_t>(1, sequence.draft_length()),
-                  "draft entries with a gap before them");
-      sequence.set_draft_length(item.first + n);
-    }
+    if (!item.chained) sequence.set_draft_length(item.first + n);
   }
   draft_view_.n_rows = draft_view_.n_decode_rows = n_rows_;
   n_decode_rows_ = n_rows_;

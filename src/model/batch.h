@@ -35,14 +35,15 @@ struct BatchItem {
   int32_t n_logits = 0;
 };
 
-// Rows of the draft block: the entries from `first` on, whose ids are `ids`. The engine's first pass after a
-// step gives first = draft_length and the appended ids up to the newest; each further pass one entry more,
-// with the drafted id.
+// Rows of the draft block: the entries from `first` on, whose ids are `ids`. A sequence's first pass after a step gives
+// the entries [draft_length, ids().size()): their hidden rows are the trunk's, and draft_length grows to their end. Each
+// further pass of a chain gives one entry more, `chained`: its id is the drafted one, its hidden row the draft block's own
+// of the pass before.
 struct DraftItem {
   Sequence* sequence = nullptr;
   int64_t first = 0;  // ≥ 1: entry 0 does not exist
   std::span<const int32_t> ids;
-  bool true_hidden = false;  // the entries' hidden rows are the trunk's: draft_length grows to their end
+  bool chained = false;
 };
 
 class Batch {
@@ -70,7 +71,7 @@ class Batch {
   // What the draft block runs: beside a prefill, the entries of the prefill rows' own positions; after build_draft, the
   // given ones. positions are those of the hidden rows (entry - 1), ids those of the entries.
   const BatchView& draft_view() const { return draft_view_; }
-  // [draft rows] the trunk row whose hidden row it reads, -1: the slot's ring
+  // [draft rows] where each takes its hidden row from: a trunk row, kFromRing, kFromDraft (ops/rows.h)
   const int32_t* draft_source() const { return device<int32_t>(at_.draft_source); }
 
  private:

@@ -67,7 +67,7 @@ class Model {
   // prefill rows fill the draft block's caches as well.
   Tensor forward(Batch& batch);
   // Runs the draft block over a batch of build_draft: logits [items, V] f32 of each item's next id after its
-  // last one. The block's own wide rows become the hidden rows of the next pass.
+  // last one. The block's own last wide row of each sequence becomes the hidden row of a chained pass.
   Tensor draft(Batch& batch);
 
   // For comparisons with reference files; an empty tap costs nothing. On CUDA the receiver synchronises and downloads.

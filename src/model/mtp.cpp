@@ -49,7 +49,7 @@ void Model::draft_prefill(const Batch& batch) {
       s.synchronize();  // h and logits go
     }
   }
-  hidden_store(s, ring, x, batch.view(), 0, kHiddenRing);
+  hidden_store(s, ring, x, batch.view());
 }
 
 Tensor Model::draft(Batch& batch) {
@@ -60,9 +60,9 @@ Tensor Model::draft(Batch& batch) {
   const BatchView& rows = batch.draft_view();
   a.use_rows(rows.n_rows);
   a.use_logits(batch.n_logits());
-  hidden_load(s, a.draft_hidden, a.x, memory_->state.hidden_ring(), batch.draft_source(), rows);
+  hidden_load(s, a.draft_hidden, a.draft_x, memory_->state.hidden_ring(), batch.draft_source(), rows);
   draft_block(rows);
-  hidden_store(s, memory_->state.hidden_ring(), a.draft_x, rows, 1, 1);
+  hidden_store_draft(s, memory_->state.hidden_ring(), a.draft_x, rows);
   lm_head(weights_->draft->mix, a.draft_x, batch);  // [items, V]
   return a.logits;
 }

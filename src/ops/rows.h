@@ -2,12 +2,17 @@
 //
 // gather_rows:    y[i, :] = x[index[i], :]                                        y: [n, d]   x: [T, d]   f32
 //
-// The wide hidden row of position p (MODEL.md, MTP) stays in its slot's ring [slots, kHiddenRing, W] f32 at p
-// mod kHiddenRing until the draft block has read it; like the other rings it needs no rollback.
+// The wide hidden row of position p (MODEL.md, MTP) stays in its slot's ring at p mod kHiddenRing until the draft block
+// has read it; like the other rings it needs no rollback. One more row of the slot holds the draft block's own wide row,
+// which the next pass of a chain of drafts reads in place of a true one.
 //
-// hidden_load:    y[t, :] = source[t] ≥ 0 ? x[source[t], :] : ring[slot, p mod kHiddenRing, :]      p: the
-// row's position hidden_store:   ring[slot, (p + shift) mod kHiddenRing, :] = x[t, :]      for the last
-// `last` rows of each segment
+//   ring: [slots, kHiddenRing + 1, W] f32
+//
+// hidden_load:    y[t, :] = x[source[t], :]                                   source[t] ≥ 0
+//                           ring[slot, p mod kHiddenRing, :]                  kFromRing; p: the row's position
+//                           ring[slot, kHiddenRing, :]                        kFromDraft
+// hidden_store:   ring[slot, p mod kHiddenRing, :] = x[t, :]                  the last kHiddenRing rows of each segment
+// hidden_store_draft: ring[slot, kHiddenRing, :] = x[t, :]                    the last row of each segment
 //
 // y may not overlap x. `index` and `source` are memory of the stream's device.
 #pragma once
@@ -18,20 +23,24 @@
 namespace quern {
 
 inline constexpr int kHiddenRing = 16;  // ≥ kMaxDrafts + 2
+inline constexpr int32_t kFromRing = -1, kFromDraft = -2;
 
 void gather_rows(Stream& s, Tensor y, Tensor x, const int32_t* index);
 void hidden_load(Stream& s, Tensor y, Tensor x, Tensor ring, const int32_t* source, const BatchView& batch);
-void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch, int shift, int last);
+void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch);
+void hidden_store_draft(Stream& s, Tensor ring, Tensor x, const BatchView& batch);
 
 namespace cpu {
 void gather_rows(Stream& s, Tensor y, Tensor x, const int32_t* index);
 void hidden_load(Stream& s, Tensor y, Tensor x, Tensor ring, const int32_t* source, const BatchView& batch);
-void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch, int shift, int last);
+void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch);
+void hidden_store_draft(Stream& s, Tensor ring, Tensor x, const BatchView& batch);
 }  // namespace cpu
 namespace cuda {
 void gather_rows(Stream& s, Tensor y, Tensor x, const int32_t* index);
 void hidden_load(Stream& s, Tensor y, Tensor x, Tensor ring, const int32_t* source, const BatchView& batch);
-void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch, int shift, int last);
+void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch);
+void hidden_store_draft(Stream& s, Tensor ring, Tensor x, const BatchView& batch);
 }  // namespace cuda
 
 }  // namespace quern

@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/model.h"
+#include "ops/rows.h"
 
 namespace quern::test {
 
@@ -89,11 +90,11 @@ struct TinyModel {
   std::vector<float> draft(Sequence& s) {
     const int64_t first = std::max<int64_t>(1, s.draft_length());
     const std::vector<int32_t> ids(s.ids().begin() + first, s.ids().end());
-    return draft(s, first, ids, true);
+    return draft(s, first, ids, false);
   }
-  std::vector<float> draft(Sequence& s, int64_t first, std::span<const int32_t> ids, bool true_hidden) {
+  std::vector<float> draft(Sequence& s, int64_t first, std::span<const int32_t> ids, bool chained) {
     EXPECT_TRUE(s.reserve(first + static_cast<int64_t>(ids.size())));
-    const DraftItem item{&s, first, ids, true_hidden};
+    const DraftItem item{&s, first, ids, chained};
     batch->build_draft({&item, 1});
     const Tensor logits = model->draft(*batch);
     stream.synchronize();
@@ -111,9 +112,9 @@ struct TinyModel {
     const auto add = [&](const std::byte* bytes, int64_t n) {
       out.back().second.insert(out.back().second.end(), bytes, bytes + n);
     };
-    const auto ring = [&](const Tensor& t, int64_t end, int64_t n) {
+    const auto ring = [&](const Tensor& t, int64_t size, int64_t end, int64_t n) {
       for (int64_t p = std::max<int64_t>(0, end - n); p < end; ++p)
-        add((t.item(copy->slot()).row<std::byte>(0)) + (p % t.shape[1]) * t.cols() * 4, t.cols() * 4);
+        add((t.item(copy->slot()).row<std::byte>(0)) + (p % size) * t.cols() * 4, t.cols() * 4);
     };
     SequenceMemory& m = model->memory();
     const CacheShape& shape = model->cache_shape();
@@ -123,18 +124,18 @@ struct TinyModel {
       const Tensor M = m.state.delta(i).M.item(copy->slot());
       add(M.data, M.bytes());
       part("conv", i);
-      ring(m.state.delta(i).ring, n, kConvHistory);
+      ring(m.state.delta(i).ring, kConvRing, n, kConvHistory);
     }
     part("ple");
-    ring(m.state.ple_ring(), n, kPleHistory);
+    ring(m.state.ple_ring(), kPleRing, n, kPleHistory);
     part("hidden");
-    if (shape.drafts) ring(m.state.hidden_ring(), n, 1);
+    if (shape.drafts) ring(m.state.hidden_ring(), kHiddenRing, n, 1);
     for (int i = 0; i < shape.n_attention_layers(); ++i) {
       const QsaCache& layer = m.kv.layer(i);
       const bool is_draft = shape.drafts && i == shape.draft_layer();
       const int64_t end = is_draft ? std::max<int64_t>(0, n_draft - 1) : n;  // positions with an entry
       part("raw keys of attention", i);
-      ring(layer.ring, end, end % kBlockTokens);
+      ring(layer.ring, kConvRing, end, end % kBlockTokens);
       part("k, v of attention", i);
       for (int64_t p = 0; p < end; ++p) {
         const int64_t at = p + layer.shift, page = copy->pages()[at / kPageTokens];
