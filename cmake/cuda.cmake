@@ -18,9 +18,11 @@ if(QUERN_WITH_CUDA)
     find_program(CMAKE_CUDA_COMPILER nvcc HINTS /usr/local/cuda/bin)
   endif()
   set(CMAKE_CUDA_ARCHITECTURES ${QUERN_CUDA_ARCHITECTURES})
-  set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know what newer nvcc accept
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
   find_package(CUDAToolkit REQUIRED)
   # -fmad=false keeps the compiler from contracting; kernels write fmaf where they mean it.
   set(CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS} -fmad=false -Xcompiler=-Wall,-ffp-contract=off --expt-relaxed-constexpr")

@@ -7,7 +7,7 @@
 //
 // Accumulates in f32 in an order that depends on (n, k, format, role) only, never on T or on the other rows.
 // Rows [0, n_decode_rows) take the decode kernel, the others the prefill kernel; the CPU has one form for
-// both. On CUDA x is rounded to BF16 as it is loaded; on the CPU it stays f32 (and quantised formats may
+// both. On CUDA x is rounded to BF16 as it is loaded, and so are weights of formats whose values a BF16 does not hold; on the CPU it stays f32 (and quantised formats may
 // round x per row and group, as the format's kernel says).
 #pragma once
 

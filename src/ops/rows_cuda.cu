@@ -26,23 +26,24 @@ __global__ void hidden_load_kernel(float* y, int64_t y_stride, const float* x, i
   const Segment segment = batch.segments[batch.segment_of[t]];
   if (segment.role == Role::Pad) return;
   const int32_t row = source[t];
-  const float* from =
-      row >= 0 ? x + row * x_stride
-               : ring + (int64_t{segment.slot} * kHiddenRing + batch.positions[t] % kHiddenRing) * d;
+  const float* from = row >= 0
+                          ? x + row * x_stride
+                          : ring + (int64_t{segment.slot} * (kHiddenRing + 1) +
+                                    (row == kFromDraft ? kHiddenRing : batch.positions[t] % kHiddenRing)) *
+                                       d;
   copy_row(y + t * y_stride, from, d);
 }
 
-// Block (i, j): the segment's row `last - j` from its end.
-__global__ void hidden_store_kernel(float* ring, const float* x, int64_t x_stride, BatchView batch, int shift,
-                                    int64_t d) {
+// Block (i, j): row j from the segment's end; a draft's row goes to the place of its own.
+__global__ void hidden_store_kernel(float* ring, const float* x, int64_t x_stride, BatchView batch,
+                                    bool draft, int64_t d) {
   pdl_launch();
   pdl_wait();
   const Segment segment = batch.segments[blockIdx.x];
   const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.y);
   if (segment.role == Role::Pad || r < 0) return;
-  const int64_t position = int64_t{segment.position} + r + shift;
-  copy_row(ring + (int64_t{segment.slot} * kHiddenRing + position % kHiddenRing) * d,
-           x + (segment.row + r) * x_stride, d);
+  const int64_t at = draft ? kHiddenRing : (segment.position + r) % kHiddenRing;
+  copy_row(ring + (int64_t{segment.slot} * (kHiddenRing + 1) + at) * d, x + (segment.row + r) * x_stride, d);
 }
 
 }  // namespace
@@ -57,10 +58,14 @@ void hidden_load(Stream& s, Tensor y, Tensor x, Tensor ring, const int32_t* sour
          y.row_stride, x.as<float>(), x.row_stride, ring.as<float>(), source, batch, y.cols());
 }
 
-void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch, int shift, int last) {
-  QUERN_CHECK(last <= kHiddenRing, "hidden_store: more rows than the ring holds");
-  launch(s, hidden_store_kernel, dim3(static_cast<unsigned>(batch.n_segments), static_cast<unsigned>(last)),
-         kThreads, 0, 1, ring.as<float>(), x.as<float>(), x.row_stride, batch, shift, x.cols());
+void hidden_store(Stream& s, Tensor ring, Tensor x, const BatchView& batch) {
+  launch(s, hidden_store_kernel, dim3(static_cast<unsigned>(batch.n_segments), kHiddenRing), kThreads, 0, 1,
+         ring.as<float>(), x.as<float>(), x.row_stride, batch, false, x.cols());
+}
+
+void hidden_store_draft(Stream& s, Tensor ring, Tensor x, const BatchView& batch) {
+  launch(s, hidden_store_kernel, dim3(static_cast<unsigned>(batch.n_segments)), kThreads, 0, 1,
+         ring.as<float>(), x.as<float>(), x.row_stride, batch, true, x.cols());
 }
 
 }  // namespace quern::cuda

@@ -16,7 +16,9 @@ std::byte* allocate(Device device, int64_t bytes, BufferKind kind) {
                 " bytes on cuda:" + std::to_string(device.index) + ", " + std::to_string(free_bytes) +
                 " of " + std::to_string(total) + " are free");
   }
+  // Streams do not wait for the default one, so the zeros must be there before anything else is written.
   QUERN_CUDA_CHECK(cudaMemset(p, 0, bytes));
+  QUERN_CUDA_CHECK(cudaDeviceSynchronize());
   return static_cast<std::byte*>(p);
 }
 

@@ -16,7 +16,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 // 16 bytes; zeros where `valid` is false (then `from` is not read).
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -44,7 +44,8 @@ inline bool is_hopper(Stream& s) {
 
 // cluster: blocks of one cluster along x, 1 for none. An empty grid launches nothing.
 template <typename... P, typename... A>
-void launch(Stream& s, void (*kernel)(P...), dim3 grid, int threads, size_t shared, int cluster, A&&... args) {
+void launch(Stream& s, void (*kernel)(P...), dim3 grid, int threads, size_t shared, int cluster,
+            A&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   if (shared > 48 * 1024) {
     QUERN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),

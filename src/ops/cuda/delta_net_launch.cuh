@@ -1,0 +1,140 @@
+// What the delta net's kernels share: where the parts of a row and of the state lie, and the step itself.
+#pragma once
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
+#include "ops/delta_net.h"
+#include "ops/scalar.h"
+
+namespace quern::cuda {
+
+inline constexpr int kHeadDim = 128;  // d_k and d_v of the kernels
+
+struct DeltaView {
+  const float* qkv = nullptr;  // [T, 2·n_k·128 + n_v·128]
+  const float* z = nullptr;    // [T, n_v·128]
+  const float* a = nullptr;    // [T, n_v]
+  const float* b = nullptr;
+  float* y = nullptr;
+  int64_t qkv_stride = 0, z_stride = 0, a_stride = 0, b_stride = 0, y_stride = 0;
+  const float* conv = nullptr;
+  const float* decay = nullptr;
+  const float* dt_bias = nullptr;
+  const float* norm = nullptr;
+  float* M = nullptr;
+  float* ring = nullptr;
+  float* pending = nullptr;
+  BatchView batch;
+  int32_t n_k = 0, n_v = 0;
+  bool tiled = false, silu_gate = false;
+  float eps = 0;
+
+  __device__ __forceinline__ int64_t channels() const { return int64_t{2 * n_k + n_v} * kHeadDim; }
+  __device__ __forceinline__ int key_head(int head) const { return tiled ? head % n_k : head / (n_v / n_k); }
+  // Value head i of a key head.
+  __device__ __forceinline__ int value_head(int key_head, int i) const {
+    return tiled ? i * n_k + key_head : key_head * (n_v / n_k) + i;
+  }
+  __device__ __forceinline__ float* state(int slot, int head) const {
+    return M + (int64_t{slot} * n_v + head) * kHeadDim * kHeadDim;
+  }
+  // A pending row: k of every key head, v of every value head, decays, betas.
+  __device__ __forceinline__ float* pending_row(int slot, int i) const {
+    return pending + (int64_t{slot} * (kMaxDrafts + 1) + i) * (int64_t{n_k + n_v} * kHeadDim + 2 * n_v);
+  }
+  __device__ __forceinline__ int64_t pending_v(int head) const { return int64_t{n_k + head} * kHeadDim; }
+  __device__ __forceinline__ int64_t pending_decay(int head) const {
+    return int64_t{n_k + n_v} * kHeadDim + head;
+  }
+  // silu of the convolution at channel c of row t of `segment`.
+  __device__ __forceinline__ float convolved(const Segment& segment, int t, int c) const {
+    const float4 taps = *reinterpret_cast<const float4*>(conv + int64_t{c} * 4);
+    const float w[4] = {taps.x, taps.y, taps.z, taps.w};
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int back = 3 - j, position = segment.position + (t - segment.row) - back;
+      float x = 0;
+      if (t - back >= segment.row) {
+        x = qkv[(t - back) * qkv_stride + c];
+      } else if (position >= 0) {
+        x = ring[(int64_t{segment.slot} * kConvRing + position % kConvRing) * channels() + c];
+      }
+      sum = fmaf(w[j], x, sum);
+    }
+    return scalar::silu(sum);
+  }
+  __device__ __forceinline__ float decay_of(int t, int head) const {
+    return decay[head] * scalar::softplus(a[t * a_stride + head] + dt_bias[head]);  // log
+  }
+  __device__ __forceinline__ float beta_of(int t, int head) const {
+    return scalar::sigmoid(b[t * b_stride + head]);
+  }
+  __device__ __forceinline__ float gated(float z) const {
+    return silu_gate ? scalar::silu(z) : scalar::sigmoid(z);
+  }
+};
+
+// A head's state in the registers of 512 threads: thread (group, column) holds M[32·group + i][column] for
+// i < 32, column < 128, as m[i]. One step of the delta rule for all columns:
+//   M = decay·M;  d = beta·(v - Mᵀk);  M = M + k dᵀ;  o = Mᵀq = (decay·M)ᵀq + (k·q) d
+// k, q, v [128] lie in shared memory; `part` is [2][4][128] of it. Every thread of a column returns its o.
+__device__ __forceinline__ float delta_step(float (&m)[32], const float* k, const float* q, const float* v,
+                                            float decay, float beta, float kq, float* part) {
+  const int column = threadIdx.x % kHeadDim, group = threadIdx.x / kHeadDim;
+  float mk = 0, mq = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    m[i] *= decay;
+    mk = fmaf(m[i], k[32 * group + i], mk);
+    if (q) mq = fmaf(m[i], q[32 * group + i], mq);
+  }
+  part[group * kHeadDim + column] = mk;
+  if (q) part[(4 + group) * kHeadDim + column] = mq;
+  __syncthreads();
+  mk = ((part[column] + part[kHeadDim + column]) + part[2 * kHeadDim + column]) + part[3 * kHeadDim + column];
+  const float d = beta * (v[column] - mk);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) m[i] = fmaf(k[32 * group + i], d, m[i]);
+  float o = 0;
+  if (q) {
+    const float* p = part + 4 * kHeadDim;
+    mq = ((p[column] + p[kHeadDim + column]) + p[2 * kHeadDim + column]) + p[3 * kHeadDim + column];
+    o = fmaf(kq, d, mq);
+  }
+  __syncthreads();
+  return o;
+}
+
+inline constexpr int kStateThreads = 512;
+
+__device__ __forceinline__ void load_state(float (&m)[32], const float* M) {
+  const int column = threadIdx.x % kHeadDim, group = threadIdx.x / kHeadDim;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) m[i] = M[(32 * group + i) * kHeadDim + column];
+}
+__device__ __forceinline__ void store_state(const float (&m)[32], float* M) {
+  const int column = threadIdx.x % kHeadDim, group = threadIdx.x / kHeadDim;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) M[(32 * group + i) * kHeadDim + column] = m[i];
+}
+
+// The accepted pending rows into m, in the arithmetic of their first run. `kv` is [2][128] of shared memory.
+__device__ __forceinline__ void replay(float (&m)[32], const DeltaView& d, int slot, int head, int n_pending,
+                                       float* kv, float* part) {
+  for (int i = 0; i < n_pending; ++i) {
+    const float* row = d.pending_row(slot, i);
+    if (threadIdx.x < kHeadDim) {
+      kv[threadIdx.x] = row[d.key_head(head) * kHeadDim + threadIdx.x];
+      kv[kHeadDim + threadIdx.x] = row[d.pending_v(head) + threadIdx.x];
+    }
+    __syncthreads();
+    const float decay = row[d.pending_decay(head)], beta = row[d.pending_decay(head) + d.n_v];
+    delta_step(m, kv, nullptr, kv + kHeadDim, decay, beta, 0, part);
+  }
+}
+
+void delta_net_decode(Stream& s, const DeltaView& d);
+void delta_net_prefill(Stream& s, const DeltaView& d);
+
+}  // namespace quern::cuda

@@ -1,0 +1,70 @@
+// softmax and the K largest probabilities of one row of logits, by one warp.
+#pragma once
+
+#include "ops/cuda/reduce.cuh"
+
+namespace quern::cuda {
+
+inline constexpr int kMaxExperts = 1024;
+
+// Largest first, ties to the lower id. A row of NaN gives ids 0 … K-1 and NaN weights: ids stay in range.
+__device__ __forceinline__ void top_experts(const float* logits, int n, int top_k, bool renormalise,
+                                            int32_t* ids, float* p) {
+  constexpr int kPerLane = kMaxExperts / 32;
+  const int lane = threadIdx.x % 32;
+  float v[kPerLane];
+  float max = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    v[i] = e < n ? __ldcg(logits + e) : -INFINITY;
+    max = fmaxf(max, v[i]);
+  }
+  max = warp_max(max);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    v[i] = lane + 32 * i < n ? expf(v[i] - max) : -1.0f;
+    if (lane + 32 * i < n) sum += v[i];
+  }
+  sum = warp_sum(sum);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i < n) {
+      v[i] = v[i] / sum;
+      if (!(v[i] >= 0)) v[i] = 0;
+    }
+  }
+  float total = 0, mine = 0;
+  for (int j = 0; j < top_k; ++j) {
+    float best = -1;
+    int id = n;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (v[i] > best) {
+        best = v[i];
+        id = lane + 32 * i;
+      }
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+      const float other = __shfl_xor_sync(0xffffffffu, best, d);
+      const int other_id = __shfl_xor_sync(0xffffffffu, id, d);
+      if (other > best || (other == best && other_id < id)) {
+        best = other;
+        id = other_id;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + 32 * i == id) v[i] = -1;
+    }
+    if (lane == 0) ids[j] = id;
+    if (lane == j % 32) mine = best;
+    total += best;
+  }
+  if (lane < top_k) p[lane] = renormalise ? mine / total : mine;
+  if (!(sum >= 0) && lane < top_k) p[lane] = NAN;
+}
+
+}  // namespace quern::cuda

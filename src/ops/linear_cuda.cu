@@ -1,0 +1,122 @@
+// linear on CUDA: decode rows and prefill rows go to their own kernels.
+#include <array>
+
+#include "ops/cuda/linear_launch.cuh"
+
+namespace quern::cuda {
+namespace {
+
+bool on_bytes(const void* p, int64_t stride, int64_t unit) {
+  return reinterpret_cast<uintptr_t>(p) % unit == 0 && stride % unit == 0;
+}
+
+WeightView view_of(const Tensor& data, const Tensor& scale, float global_scale) {
+  WeightView v;
+  const int64_t n = data.shape[data.rank - 2], k = data.cols();
+  v.data = reinterpret_cast<const uint8_t*>(data.data);
+  v.row_bytes = row_bytes(data.dtype, data.row_stride);
+  v.expert_bytes = n * v.row_bytes;
+  v.n = static_cast<int32_t>(n);
+  v.k = static_cast<int32_t>(k);
+  v.dtype = data.dtype;
+  v.global_scale = global_scale;
+  v.scale = scale.data;
+  v.wide = k % 16 == 0 && on_bytes(v.data, v.row_bytes, data.dtype == DType::F4E2M1 ? 8 : 16);
+  switch (data.dtype) {
+    case DType::F32:
+      v.kind = WeightKind::F32;
+      break;
+    case DType::F16:
+      v.kind = WeightKind::F16;
+      break;
+    case DType::BF16:
+      v.kind = WeightKind::BF16;
+      break;
+    case DType::F8E4M3: {
+      QUERN_CHECK(scale && (scale.dtype == DType::F32 || scale.dtype == DType::BF16),
+                  "an FP8 weight has F32 or BF16 scales");
+      const int64_t rows = scale.shape[scale.rank - 2];
+      v.kind = rows == n && (scale.cols() == 1) && n > 1 ? WeightKind::F8Row : WeightKind::F8Block;
+      v.scale_stride = scale.row_stride;
+      v.scale_is_bf16 = scale.dtype == DType::BF16;
+      v.expert_scales = rows * scale.row_stride;
+      break;
+    }
+    case DType::F4E2M1:
+      QUERN_CHECK(scale && scale.dtype == DType::F8E4M3 && k % 16 == 0,
+                  "an NVFP4 weight has an E4M3 scale per 16 columns");
+      v.kind = WeightKind::F4;
+      v.scale_stride = scale.row_stride;
+      v.expert_scales = n * scale.row_stride;
+      break;
+    default:
+      QUERN_CHECK(dtype_info(data.dtype).block > 1 && k % 16 == 0,
+                  std::string("weights of type ") + std::string(name(data.dtype)) + " on CUDA");
+      v.kind = WeightKind::Blocks;
+      break;
+  }
+  return v;
+}
+
+}  // namespace
+
+WeightView weight_view(const Weight& w) { return view_of(w.data, w.scale, w.global_scale); }
+
+WeightView weight_view(const ExpertWeights& w) {
+  QUERN_CHECK(w.packed && w.packed.data.rank == 3, "experts on CUDA are one packed piece");
+  WeightView v = view_of(w.packed.data, w.packed.scale, w.packed.global_scale);
+  v.global_scales = w.global_scales.as<float>();
+  return v;
+}
+
+namespace {
+
+ProductView product_view(const Weight& w, Tensor y) {
+  ProductView p;
+  p.w = weight_view(w);
+  p.y = y.as<float>();
+  p.y_stride = y.row_stride;
+  return p;
+}
+ProductView from_row(ProductView p, int64_t row) {
+  p.y += row * p.y_stride;
+  return p;
+}
+
+}  // namespace
+
+void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_decode_rows) {
+  const int64_t n_rows = x.shape[0];
+  QUERN_CHECK(products.size() <= kMaxProducts, "too many products of one x");
+  std::array<ProductView, kMaxProducts> views;
+  for (size_t i = 0; i < products.size(); ++i) views[i] = product_view(*products[i].w, products[i].y);
+  if (n_decode_rows > 0) {
+    linear_decode(s, {views.data(), products.size()}, rows_f32(x.slice_rows(0, n_decode_rows)),
+                  Epilogue::Store, {});
+  }
+  if (n_decode_rows < n_rows) {
+    const RowsF32 rows = rows_f32(x.slice_rows(n_decode_rows, n_rows));
+    ScratchScope scope(s);
+    const PrefillRows a = prefill_rows(s, rows);
+    for (size_t i = 0; i < products.size(); ++i) {
+      linear_prefill(s, from_row(views[i], n_decode_rows), a, Epilogue::Store, {});
+    }
+  }
+}
+
+void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w, int64_t n_decode_rows) {
+  const int64_t n_rows = a.shape[0];
+  const ProductView view = product_view(w, x);
+  Injection injection{inj.as<float>(), inj.row_stride, static_cast<int32_t>(inj.cols())};
+  if (n_decode_rows > 0) {
+    linear_decode(s, {&view, 1}, rows_f32(a.slice_rows(0, n_decode_rows)), Epilogue::Inject, injection);
+  }
+  if (n_decode_rows < n_rows) {
+    injection.inj += n_decode_rows * injection.stride;
+    ScratchScope scope(s);
+    const PrefillRows rows = prefill_rows(s, rows_f32(a.slice_rows(n_decode_rows, n_rows)));
+    linear_prefill(s, from_row(view, n_decode_rows), rows, Epilogue::Inject, injection);
+  }
+}
+
+}  // namespace quern::cuda
