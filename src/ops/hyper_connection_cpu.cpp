@@ -30,35 +30,19 @@ void hc_mix(Stream& s, Tensor h, Tensor inj, Tensor x, const MixerWeights& w, in
                          width);
       }
     });
-    RowProduct first[2] = {{.w = &w.down,
-                            .x = n.as<float>(),
-                            .x_stride = wide,
-                            .y = low.as<float>(),
-                            .y_stride = rank,
-                            .n_rows = rows},
-                           {}};
-    if (inj) {
-      first[1] = {.w = &w.inject,
-                  .x = n.as<float>(),
-                  .x_stride = wide,
-                  .y = inj.row<float>(t0),
-                  .y_stride = inj.row_stride,
-                  .n_rows = rows};
-    }
-    matmul(s.pool(), {first, inj ? size_t{2} : size_t{1}});
+    const Input wide_rows{n.as<float>(), wide, rows, wide};
+    RowProduct first[2] = {{.w = &w.down, .y = low.as<float>(), .y_stride = rank, .n_rows = rows}, {}};
+    if (inj) first[1] = {.w = &w.inject, .y = inj.row<float>(t0), .y_stride = inj.row_stride, .n_rows = rows};
+    matmul(s, {&wide_rows, 1}, {first, inj ? size_t{2} : size_t{1}});
     for (int64_t t = 0; t < rows; ++t) {
       simd::silu_scaled(low.row<float>(t), low.row<float>(t), inverse, rank);
       if (!inj) continue;
       float* to = inj.row<float>(t0 + t);
       for (int i = 0; i < streams; ++i) to[i] = 2.0f * scalar::sigmoid(to[i] * inverse);
     }
-    const RowProduct second{.w = &w.up,
-                            .x = low.as<float>(),
-                            .x_stride = rank,
-                            .y = up.as<float>(),
-                            .y_stride = wide,
-                            .n_rows = rows};
-    matmul(s.pool(), {&second, 1});
+    const Input low_rows{low.as<float>(), rank, rows, rank};
+    const RowProduct second{.w = &w.up, .y = up.as<float>(), .y_stride = wide, .n_rows = rows};
+    matmul(s, {&low_rows, 1}, {&second, 1});
     s.pool().parallel_for(rows, 2, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
         simd::mix_streams(h.row<float>(t0 + t), up.row<float>(t), n.row<float>(t), streams, width);

@@ -5,16 +5,15 @@
 namespace quern::cpu {
 
 void linear(Stream& s, std::span<const Product> products, Tensor x) {
+  const Input input{x.as<float>(), x.row_stride, x.shape[0], x.shape[1]};
   RowProduct rows[kMaxProducts];
   for (size_t i = 0; i < products.size(); ++i) {
     rows[i] = {.w = products[i].w,
-               .x = x.as<float>(),
-               .x_stride = x.row_stride,
                .y = products[i].y.as<float>(),
                .y_stride = products[i].y.row_stride,
                .n_rows = x.shape[0]};
   }
-  matmul(s.pool(), {rows, products.size()});
+  matmul(s, {&input, 1}, {rows, products.size()});
 }
 
 void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w) {

@@ -42,13 +42,10 @@ void moe_route(Stream& s, Tensor ids, Tensor p, Tensor h, const MoeWeights& w) {
   ScratchScope scope(s);
   const Tensor logits = s.scratch(DType::F32, {h.shape[0], w.router.n()});
   const Tensor order = s.scratch(DType::I32, {h.shape[0], w.router.n()});
-  const RowProduct product{.w = &w.router,
-                           .x = h.as<float>(),
-                           .x_stride = h.row_stride,
-                           .y = logits.as<float>(),
-                           .y_stride = logits.row_stride,
-                           .n_rows = h.shape[0]};
-  matmul(s.pool(), {&product, 1});
+  const Input input{h.as<float>(), h.row_stride, h.shape[0], h.shape[1]};
+  const RowProduct product{
+      .w = &w.router, .y = logits.as<float>(), .y_stride = logits.row_stride, .n_rows = h.shape[0]};
+  matmul(s, {&input, 1}, {&product, 1});
   s.pool().parallel_for(h.shape[0], 4, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t)
       choose(ids.row<int32_t>(t), p.row<float>(t), logits.row<float>(t), w, order.row<int32_t>(t));
@@ -94,8 +91,6 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
   products.reserve(static_cast<size_t>(2 * std::min(pairs, experts) + 3));
   const auto to_inner = [&](const Weight& weight, Tensor out, int64_t from, int64_t n, bool all_rows) {
     products.push_back({.w = &weight,
-                        .x = h.as<float>(),
-                        .x_stride = h.row_stride,
                         .x_rows = all_rows ? nullptr : pair_row.as<int32_t>() + from,
                         .y = out.as<float>() + from * out.row_stride,
                         .y_stride = out.row_stride,
@@ -110,7 +105,8 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
   to_inner(w.shared_gate, shared_gate, 0, rows, true);
   to_inner(w.shared_up, shared_up, 0, rows, true);
   to_inner(w.shared_expert_gate, shared_weight, 0, rows, true);
-  matmul(s.pool(), products);
+  const Input hidden{h.as<float>(), h.row_stride, rows, width};
+  matmul(s, {&hidden, 1}, products);
 
   s.pool().parallel_for(pairs + rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -127,20 +123,20 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
   for (int64_t e = 0; e < experts; ++e) {
     if (n_of(e) == 0) continue;
     products.push_back({.w = &w.down.items[static_cast<size_t>(e)],
-                        .x = gate.row<float>(begin_of[e]),
-                        .x_stride = gate.row_stride,
+                        .x_begin = begin_of[e],
                         .y = results.as<float>(),
                         .y_stride = results.row_stride,
                         .y_rows = pair_result.as<int32_t>() + begin_of[e],
                         .n_rows = n_of(e)});
   }
   products.push_back({.w = &w.shared_down,
-                      .x = shared_gate.as<float>(),
-                      .x_stride = shared_gate.row_stride,
+                      .input = 1,
                       .y = shared.as<float>(),
                       .y_stride = shared.row_stride,
                       .n_rows = rows});
-  matmul(s.pool(), products);
+  const Input activated[2] = {{gate.as<float>(), gate.row_stride, pairs, inner},
+                              {shared_gate.as<float>(), shared_gate.row_stride, rows, shared_inner}};
+  matmul(s, activated, products);
 
   const int64_t streams = inj.cols();
   s.pool().parallel_for(rows, 2, [&](int64_t begin, int64_t end) {

@@ -1,6 +1,8 @@
 #include "ops/cpu/matmul.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 #include <vector>
 
 #include "base/check.h"
@@ -10,72 +12,105 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h:
 #include "hwy/highway.h"
-#include "ops/cpu/tile-inl.h"
+#include "ops/cpu/matmul_tile-inl.h"
+
+#ifndef QUERN_OPS_CPU_MATMUL_TYPES
+#define QUERN_OPS_CPU_MATMUL_TYPES
+namespace quern::cpu {
+
+inline constexpr int64_t kPanel = 32;  // outputs a thread takes at a time
+
+// An input's rows in the layouts of matmul_tile-inl.h; null where no weight of the call wants one.
+struct Layouts {
+  const float* plain = nullptr;
+  int64_t plain_stride = 0;
+  const float* split = nullptr;
+  int64_t split_stride = 0;
+};
+
+}  // namespace quern::cpu
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace quern::HWY_NAMESPACE {
 namespace {
 
-// Rows of x that stay in the second-level cache while a panel's outputs go by.
-constexpr int64_t kRowBlock = 24;
-
-template <class T>
-HWY_INLINE void panel(const cpu::RowProduct& p, const T* const* w, int64_t n0, int64_t n1, int64_t k) {
-  const auto x = [&](int64_t i) { return p.x + (p.x_rows ? p.x_rows[i] : i) * p.x_stride; };
+// Outputs [n0, n1) of one product; w[i] is weight row n0 + i in layout `Layout`.
+template <class Layout>
+HWY_INLINE void panel(const cpu::RowProduct& p, const float* x, int64_t x_stride,
+                      const typename Layout::Type* const* w, int64_t n0, int64_t n1, int64_t k) {
   const auto y = [&](int64_t i) { return p.y + (p.y_rows ? p.y_rows[i] : i) * p.y_stride; };
-  const auto depth = static_cast<size_t>(k);
-  if (p.n_rows == 1) {
-    const float* row = x(0);
-    float* out = y(0);
-    int64_t n = n0;
-    for (; n + 8 <= n1; n += 8) dot_tile<1, 8>(&row, w + (n - n0), depth, out + n, 0);
-    for (; n < n1; ++n) dot_tile<1, 1>(&row, w + (n - n0), depth, out + n, 0);
-    return;
-  }
+  const float* xs[kRowBlock];
   for (int64_t r0 = 0; r0 < p.n_rows; r0 += kRowBlock) {
     const int64_t rows = std::min(p.n_rows - r0, kRowBlock);
-    const float* xs[kRowBlock];
-    for (int64_t i = 0; i < rows; ++i) xs[i] = x(r0 + i);
-    for (int64_t n = n0; n < n1; n += 4) {
-      const int64_t width = std::min<int64_t>(n1 - n, 4);
-      float out[kRowBlock * 4];
-      dot_block(xs, static_cast<size_t>(rows), w + (n - n0), static_cast<size_t>(width), depth, out, 4);
+    for (int64_t i = 0; i < rows; ++i)
+      xs[i] = x + (p.x_rows ? p.x_rows[r0 + i] : p.x_begin + r0 + i) * x_stride;
+    for (int64_t n = n0; n < n1; n += kGroup) {
+      const int64_t width = std::min(n1 - n, kGroup);
+      float out[kRowBlock * kGroup];
+      block<Layout>(xs, rows, w + (n - n0), width, std::min(n1 - n, 2 * kGroup), k, out);
       for (int64_t i = 0; i < rows; ++i)
-        for (int64_t c = 0; c < width; ++c) y(r0 + i)[n + c] = out[i * 4 + c];
+        std::memcpy(y(r0 + i) + n, out + i * kGroup, static_cast<size_t>(width) * 4);
     }
   }
 }
 
-template <class T>
-HWY_INLINE void panel_in_place(const cpu::RowProduct& p, int64_t n0, int64_t n1) {
-  const T* w[cpu::kPanel];
-  for (int64_t n = n0; n < n1; ++n) w[n - n0] = p.w->data.row<const T>(n);
-  panel(p, w, n0, n1, p.w->k());
+template <class Layout>
+HWY_INLINE void panel_in_place(const cpu::RowProduct& p, const float* x, int64_t x_stride, int64_t n0,
+                               int64_t n1) {
+  const typename Layout::Type* w[cpu::kPanel];
+  for (int64_t n = n0; n < n1; ++n) w[n - n0] = p.w->data.row<const typename Layout::Type>(n);
+  panel<Layout>(p, x, x_stride, w, n0, n1, p.w->k());
 }
 
-void Panel(const cpu::RowProduct& p, int64_t n0, int64_t n1) {
+void Panel(const cpu::RowProduct& p, const cpu::Layouts& x, int64_t n0, int64_t n1) {
   switch (p.w->data.dtype) {
-    case DType::F32:
-      return panel_in_place<float>(p, n0, n1);
     case DType::BF16:
-      return panel_in_place<hwy::bfloat16_t>(p, n0, n1);
+      return panel_in_place<SplitBf16>(p, x.split, x.split_stride, n0, n1);
+    case DType::F32:
+      return panel_in_place<Plain<float>>(p, x.plain, x.plain_stride, n0, n1);
     case DType::F16:
-      return panel_in_place<hwy::float16_t>(p, n0, n1);
+      return panel_in_place<Plain<hwy::float16_t>>(p, x.plain, x.plain_stride, n0, n1);
     default:
       break;
   }
   const int64_t k = p.w->k();
-  constexpr int64_t kDecoded = 8;  // rows decoded at a time
-  float* decoded = cpu::thread_scratch(0, kDecoded * k);
-  for (int64_t n = n0; n < n1; n += kDecoded) {
-    const int64_t end = std::min(n + kDecoded, n1);
-    const float* w[kDecoded];
+  float* decoded = cpu::thread_scratch(0, kGroup * k);
+  for (int64_t n = n0; n < n1; n += kGroup) {
+    const int64_t end = std::min(n + kGroup, n1);
+    const float* w[kGroup];
     for (int64_t i = n; i < end; ++i) {
       cpu::weight_row(*p.w, i, decoded + (i - n) * k);
       w[i - n] = decoded + (i - n) * k;
     }
-    panel(p, w, n, end, k);
+    panel<Plain<float>>(p, x.plain, x.plain_stride, w, n, end, k);
   }
+}
+
+// Rows [begin, end) of x in the split layout, zeros up to the stride.
+void SplitRows(float* to, int64_t to_stride, const float* x, int64_t stride, int64_t k, int64_t begin,
+               int64_t end) {
+  const auto n = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<float>()));
+  for (int64_t r = begin; r < end; ++r) {
+    float* out = to + r * to_stride;
+    const float* row = x + r * stride;
+    int64_t i = 0;
+    for (; i + 2 * n <= k; i += 2 * n) {
+      const hn::ScalableTag<float> d;
+      hn::Vec<decltype(d)> even, odd;
+      hn::LoadInterleaved2(d, row + i, even, odd);
+      hn::StoreU(even, d, out + i);
+      hn::StoreU(odd, d, out + i + n);
+    }
+    if (i == k) continue;
+    for (int64_t j = 0; j < 2 * n; ++j) out[i + j] = 0;
+    for (int64_t j = 0; i + j < k; ++j) out[i + j / 2 + (j % 2) * n] = row[i + j];
+  }
+}
+
+int64_t SplitStride(int64_t k) {
+  const auto step = 2 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<float>()));
+  return (k + step - 1) / step * step;
 }
 
 }  // namespace
@@ -85,23 +120,55 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace quern {
 HWY_EXPORT(Panel);
+HWY_EXPORT(SplitRows);
+HWY_EXPORT(SplitStride);
 
 namespace cpu {
+namespace {
 
-void matmul(ThreadPool& pool, std::span<const RowProduct> products) {
+// On the calling thread where the work is small beside waking the others.
+void over_rows(ThreadPool& pool, int64_t n_rows, int64_t k, const std::function<void(int64_t, int64_t)>& fn) {
+  if (n_rows * k <= 32768) return fn(0, n_rows);
+  pool.parallel_for(n_rows, 8, fn);
+}
+
+}  // namespace
+
+void matmul(Stream& s, std::span<const Input> inputs, std::span<const RowProduct> products) {
+  QUERN_CHECK(inputs.size() <= kMaxInputs, "matmul: too many inputs");
+  ScratchScope scope(s);
+  Layouts layouts[kMaxInputs];
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Input& in = inputs[i];
+    layouts[i].plain = in.x;
+    layouts[i].plain_stride = in.stride;
+    const bool split = std::any_of(products.begin(), products.end(), [&](const RowProduct& p) {
+      return p.input == static_cast<int>(i) && p.w->data.dtype == DType::BF16;
+    });
+    if (!split || in.n_rows == 0) continue;
+    layouts[i].split_stride = HWY_DYNAMIC_DISPATCH(SplitStride)(in.k);
+    float* to = s.scratch(DType::F32, {in.n_rows, layouts[i].split_stride}).as<float>();
+    layouts[i].split = to;
+    const auto rows = HWY_DYNAMIC_DISPATCH(SplitRows);
+    over_rows(s.pool(), in.n_rows, in.k, [&](int64_t begin, int64_t end) {
+      rows(to, layouts[i].split_stride, in.x, in.stride, in.k, begin, end);
+    });
+  }
   // Piece i of the range belongs to the last product whose first piece is not beyond i.
-  std::vector<int64_t> first(products.size() + 1, 0);
-  for (size_t i = 0; i < products.size(); ++i) {
-    const RowProduct& p = products[i];
+  const auto count = static_cast<int64_t>(products.size());
+  int64_t* first = s.scratch(DType::I64, {1, count + 1}).as<int64_t>();
+  first[0] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const RowProduct& p = products[static_cast<size_t>(i)];
     first[i + 1] = first[i] + (p.n_rows > 0 ? (p.w->n() + kPanel - 1) / kPanel : 0);
   }
   const auto run = HWY_DYNAMIC_DISPATCH(Panel);
-  pool.parallel_for(first.back(), 1, [&](int64_t begin, int64_t end) {
+  s.pool().parallel_for(first[count], 1, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
-      const auto i =
-          static_cast<size_t>(std::upper_bound(first.begin(), first.end(), piece) - first.begin() - 1);
+      const int64_t i = std::upper_bound(first, first + count + 1, piece) - first - 1;
+      const RowProduct& p = products[static_cast<size_t>(i)];
       const int64_t n0 = (piece - first[i]) * kPanel;
-      run(products[i], n0, std::min(n0 + kPanel, products[i].w->n()));
+      run(p, layouts[p.input], n0, std::min(n0 + kPanel, p.w->n()));
     }
   });
 }

@@ -6,26 +6,35 @@
 #include <cstdint>
 #include <span>
 
-#include "base/thread_pool.h"
 #include "ops/weight.h"
+#include "tensor/stream.h"
 
 namespace quern::cpu {
+
+// Activations [n_rows, k] that products read. matmul lays them out as the weights' formats want, once for all of
+// them.
+struct Input {
+  const float* x = nullptr;
+  int64_t stride = 0;
+  int64_t n_rows = 0;
+  int64_t k = 0;
+};
 
 // y[y_row(i), :] = W · x[x_row(i), :] for i in [0, n_rows)
 struct RowProduct {
   const Weight* w = nullptr;
-  const float* x = nullptr;
-  int64_t x_stride = 0;
-  const int32_t* x_rows = nullptr;  // null: i
+  int input = 0;        // index into the inputs
+  int64_t x_begin = 0;  // x_row(i) = x_rows ? x_rows[i] : x_begin + i
+  const int32_t* x_rows = nullptr;
   float* y = nullptr;
   int64_t y_stride = 0;
   const int32_t* y_rows = nullptr;  // null: i
   int64_t n_rows = 0;
 };
 
-inline constexpr int64_t kPanel = 32;  // outputs a thread takes at a time
+inline constexpr int kMaxInputs = 2;
 
-void matmul(ThreadPool& pool, std::span<const RowProduct> products);
+void matmul(Stream& s, std::span<const Input> inputs, std::span<const RowProduct> products);
 
 // Row r of W in f32.
 void weight_row(const Weight& w, int64_t r, float* out);
