@@ -35,6 +35,20 @@ int count_chars(std::string_view bytes, const CharSet& set, const std::array<boo
   return n <= kLongestInSlice ? n : 0;
 }
 
+// By bytes: their first eight as a number settle nearly every comparison.
+void sort_entries(std::vector<TokenTrie::Entry>& entries) {
+  std::vector<std::pair<uint64_t, TokenTrie::Entry>> keyed;
+  keyed.reserve(entries.size());
+  for (const auto& entry : entries) {
+    uint64_t key = 0;
+    for (size_t i = 0; i < 8; ++i)
+      key = key << 8 | (i < entry.first.size() ? static_cast<unsigned char>(entry.first[i]) : 0);
+    keyed.emplace_back(key, entry);
+  }
+  std::sort(keyed.begin(), keyed.end());
+  for (size_t i = 0; i < entries.size(); ++i) entries[i] = keyed[i].second;
+}
+
 GrammarVocabulary::Slice make_slice(const std::vector<TokenTrie::Entry>& sorted, const CharSet& set,
                                     size_t words) {
   std::array<bool, 128> ascii;
@@ -61,8 +75,7 @@ GrammarVocabulary::Slice make_slice(const std::vector<TokenTrie::Entry>& sorted,
 
 }  // namespace
 
-GrammarDfa::GrammarDfa(const GrammarAutomaton& automaton)
-    : automaton_(&automaton), closure_(automaton, frames_) {
+GrammarDfa::GrammarDfa(const GrammarAutomaton& automaton) : closure_(automaton, frames_) {
   table_.reserve(kMaxStates * 256);
   clear();
 }
@@ -216,7 +229,7 @@ GrammarVocabulary::GrammarVocabulary(const Tokenizer& tokenizer, std::vector<int
     else
       with_line_feed.emplace_back(b, id);
   }
-  std::sort(all.begin(), all.end());
+  sort_entries(all);
   for (const CharSet& set : char_slices()) slices_.push_back(make_slice(all, set, words()));
   all_ = TokenTrie(std::move(all));
   with_line_feed_ = TokenTrie(std::move(with_line_feed));

@@ -51,7 +51,6 @@ class GrammarDfa {
     return {items_.data() + items_begin_[state], items_.data() + items_begin_[state + 1]};
   }
 
-  const GrammarAutomaton* automaton_;
   GrammarFrames frames_;
   GrammarClosure closure_;
   std::vector<int32_t>

@@ -30,16 +30,40 @@ void GrammarClosure::begin(std::vector<GrammarItem>& out) {
   out_ = &out;
   out.clear();
   seen_.clear();
+  index_.clear();
   ended_ = false;
+}
+
+bool GrammarClosure::is_new(GrammarItem item) {
+  constexpr size_t kLinear = 32;
+  if (seen_.size() >= kMaxItems) throw Error("grammar: too ambiguous to follow");
+  if (seen_.size() < kLinear) {
+    if (std::find(seen_.begin(), seen_.end(), item) != seen_.end()) return false;
+    seen_.push_back(item);
+    return true;
+  }
+  auto slot_of = [&](GrammarItem i) {
+    uint64_t h =
+        (uint64_t(static_cast<uint32_t>(i.node)) << 32 | static_cast<uint32_t>(i.frame)) * 0x9E3779B97F4A7C15;
+    size_t slot = (h >> 32) & (index_.size() - 1);
+    while (index_[slot] >= 0 && seen_[index_[slot]] != i) slot = (slot + 1) & (index_.size() - 1);
+    return slot;
+  };
+  if (2 * seen_.size() >= index_.size()) {
+    index_.assign(std::max<size_t>(4 * kLinear, 2 * index_.size()), -1);
+    for (size_t i = 0; i < seen_.size(); ++i) index_[slot_of(seen_[i])] = static_cast<int32_t>(i);
+  }
+  const size_t slot = slot_of(item);
+  if (index_[slot] >= 0) return false;
+  index_[slot] = static_cast<int32_t>(seen_.size());
+  seen_.push_back(item);
+  return true;
 }
 
 void GrammarClosure::add(GrammarItem from) {
   using EdgeKind = GrammarAutomaton::EdgeKind;
   auto reach = [&](GrammarItem item) {
-    if (std::find(seen_.begin(), seen_.end(), item) != seen_.end()) return;
-    if (seen_.size() >= kMaxItems) throw Error("grammar: too ambiguous to follow");
-    seen_.push_back(item);
-    stack_.push_back(item);
+    if (is_new(item)) stack_.push_back(item);
   };
   stack_.clear();
   reach(from);

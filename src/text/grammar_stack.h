@@ -47,14 +47,17 @@ class GrammarClosure {
   void add(GrammarItem from);
   void read(GrammarItem item, uint8_t byte);  // adds where `byte` leads from an item
   bool ended() const { return ended_; }       // a bottom was popped since begin()
-  // Beyond this many items an Error says that the grammar is too ambiguous.
-  static constexpr size_t kMaxItems = 2000;
+  // Beyond this many nodes on the way an Error says that the grammar is too ambiguous.
+  static constexpr size_t kMaxItems = 10'000;
 
  private:
   const GrammarAutomaton* automaton_;
   GrammarFrames* frames_;
   std::vector<GrammarItem>* out_ = nullptr;
+  bool is_new(GrammarItem item);
+
   std::vector<GrammarItem> seen_, stack_;
+  std::vector<int32_t> index_;  // of seen_ by hash, at most half full; built once there are many
   bool ended_ = false;
 };
 

