@@ -13,6 +13,7 @@ namespace quern {
 
 int eval_main(int argc, char** argv);
 int inspect_main(int argc, char** argv);
+int serve_main(int argc, char** argv);
 int synth_main(int argc, char** argv);
 int tokenize_main(int argc, char** argv);
 

@@ -170,10 +170,10 @@ void read_tool_choice(const Json& value, ChatRequest& request) {
   Fields choice(value, "tool_choice");
   const std::string* type = choice.choice("type", {"auto", "any", "tool", "none"});
   if (!type) bad_request("tool_choice.type", "is missing");
-  if (*type == "any") request.tool_choice = ToolChoice::Required;
-  if (*type == "none") request.tool_choice = ToolChoice::None;
+  if (*type == "any") request.tool_use = ToolUse::Required;
+  if (*type == "none") request.tool_use = ToolUse::None;
   if (*type == "tool") {
-    request.tool_choice = ToolChoice::Named;
+    request.tool_use = ToolUse::Named;
     request.tool_name = choice.required_text("name");
   }
   request.parallel_tool_calls = !choice.boolean("disable_parallel_tool_use").value_or(false);

@@ -12,7 +12,7 @@
 
 namespace quern {
 
-enum class ToolChoice : uint8_t { Auto, None, Required, Named };
+enum class ToolUse : uint8_t { Auto, None, Required, Named };
 
 // The shape that the answer is held to.
 struct AnswerFormat {
@@ -30,7 +30,7 @@ struct ChatRequest {
   std::string raw_text;
   std::vector<int32_t> raw_ids;
 
-  ToolChoice tool_choice = ToolChoice::Auto;
+  ToolUse tool_use = ToolUse::Auto;
   std::string tool_name;  // of Named
   bool parallel_tool_calls = true;
 

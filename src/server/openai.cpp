@@ -109,11 +109,11 @@ void read_tool_choice(const Json& value, const std::string& path, ChatRequest& r
   if (value.is_string()) {
     const std::string& name = value.as_string();
     if (name == "auto")
-      request.tool_choice = ToolChoice::Auto;
+      request.tool_use = ToolUse::Auto;
     else if (name == "none")
-      request.tool_choice = ToolChoice::None;
+      request.tool_use = ToolUse::None;
     else if (name == "required" || name == "any")
-      request.tool_choice = ToolChoice::Required;
+      request.tool_use = ToolUse::Required;
     else
       bad_field(path, "one of none, auto, required, or a named function", value);
     return;
@@ -127,7 +127,7 @@ void read_tool_choice(const Json& value, const std::string& path, ChatRequest& r
   } else {
     request.tool_name = fields.required_text("name");
   }
-  request.tool_choice = ToolChoice::Named;
+  request.tool_use = ToolUse::Named;
 }
 
 const std::initializer_list<std::string_view> kHarmless = {"user",

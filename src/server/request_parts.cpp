@@ -113,7 +113,8 @@ void check_messages(const Json& messages, const std::string& path, const Request
     if (!role || !role->is_string())
       bad_field(at + ".role", "one of system, developer, user, assistant, tool", role ? *role : Json());
     const Json* content = message.find("content");
-    if (!content || !content->is_array()) continue;
+    if (!content || content->is_null() || content->is_string()) continue;
+    if (!content->is_array()) bad_field(at + ".content", "a string or an array of parts", *content);
     for (size_t j = 0; j < content->size(); ++j) {
       const Json& part = content->as_array()[j];
       const Json* type = part.find("type");
@@ -160,9 +161,9 @@ Json read_function_tools(const Json& tools, const std::string& path, const Reque
 
 void check_tool_choice(const ChatRequest& request, const std::string& path) {
   const bool has_tools = request.tools.is_array() && request.tools.size();
-  if (request.tool_choice == ToolChoice::Required && !has_tools)
+  if (request.tool_use == ToolUse::Required && !has_tools)
     bad_request(path, "a call is required but there are no tools");
-  if (request.tool_choice != ToolChoice::Named) return;
+  if (request.tool_use != ToolUse::Named) return;
   if (has_tools)
     for (const Json& tool : request.tools.as_array())
       if (tool.find("function")->find("name")->as_string() == request.tool_name) return;

@@ -166,15 +166,15 @@ void read_tool_choice(const Json& value, ChatRequest& request) {
   if (value.is_string()) {
     const std::string& name = value.as_string();
     if (name == "none")
-      request.tool_choice = ToolChoice::None;
+      request.tool_use = ToolUse::None;
     else if (name == "required")
-      request.tool_choice = ToolChoice::Required;
+      request.tool_use = ToolUse::Required;
     else if (name != "auto")
       bad_field("tool_choice", "one of none, auto, required, or a named function", value);
   } else {
     Fields choice(value, "tool_choice");
     if (!choice.choice("type", {"function"})) bad_request("tool_choice.type", "is missing");
-    request.tool_choice = ToolChoice::Named;
+    request.tool_use = ToolUse::Named;
     request.tool_name = choice.required_text("name");
   }
   check_tool_choice(request, "tool_choice");

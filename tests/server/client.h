@@ -141,6 +141,8 @@ class Client {
     chunked_ = reply.header("transfer-encoding") == "chunked";
     chunks_done_ = false;
     events_.clear();
+    const std::string length = reply.header("content-length");
+    length_ = length.empty() ? 0 : std::stoull(length);
     return true;
   }
   std::optional<SseEvent> next_event() {
@@ -194,8 +196,17 @@ class Client {
     buffer_.append(bytes, static_cast<size_t>(n));
     return true;
   }
+  // A piece of a chunked body, or the whole of one with a length (a stream that was over before it began).
   bool read_chunk(std::string& out) {
     if (chunks_done_) return false;
+    if (!chunked_) {
+      while (buffer_.size() < length_)
+        if (!fill()) return false;
+      out += buffer_.substr(0, length_);
+      buffer_.erase(0, length_);
+      chunks_done_ = true;
+      return true;
+    }
     size_t end;
     while ((end = buffer_.find("\r\n")) == std::string::npos)
       if (!fill()) return false;
@@ -211,6 +222,7 @@ class Client {
   int fd_ = -1;
   double timeout_;
   std::string buffer_, events_;
+  size_t length_ = 0;
   bool chunked_ = false, chunks_done_ = false;
 };
 

@@ -1,0 +1,320 @@
+// quern serve: the server. Options are flags, or the same names in a TOML file given with --config.
+#include <fmt/core.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mapped_file.h"
+#include "commands.h"
+#include "engine/model_engine.h"
+#include "engine/scripted_engine.h"
+#include "model_flags.h"
+#include "server/service.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace quern {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ServeFlags {
+  ModelFlags model;
+  EngineOptions engine;
+  int64_t context = 0, pool_tokens = 0, step_tokens = 512;
+  double snapshot_ram_mib = 4096, snapshot_disk_mib = 65536;
+  std::string script;
+  ServiceOptions service;
+  ChatDefaults defaults;
+  std::vector<std::string> aliases, keys;
+  std::string key_file, log_level = "info";
+  int port = 8080;
+  int max_running = 0, max_queue = 1024;
+  double body_mib = 64, header_kib = 64, drain_seconds = 30;
+  double temperature = -1, top_p = -1, min_p = -1;
+  int top_k = -1;
+};
+
+void add_flags(CLI::App& app, ServeFlags& f) {
+  HttpOptions& http = f.service.http;
+  HttpLimits& limits = http.limits;
+  f.model.add_to(app);
+  app.add_option("--script", f.script, "answer from this script instead of the model: no weights are loaded");
+  app.set_config("--config", "", "read options from this TOML file: the flags' long names as keys");
+  app.allow_config_extras(false);
+
+  app.add_option("--host", http.host, "address to listen on")->capture_default_str();
+  app.add_option("--port", f.port, "port to listen on; 0: any free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  app.add_option("--alias", f.aliases, "another name of the model; may be repeated");
+  app.add_flag("!--only-named-models", f.service.any_model, "refuse requests for a model of another name");
+  app.add_option("--api-key", f.keys, "a key that requests must carry; may be repeated");
+  app.add_option("--api-key-file", f.key_file, "a file of such keys, one a line");
+  app.add_option("--cors-origin", f.service.access.cors_origins,
+                 "an origin whose pages may use the server, or *");
+  app.add_option("--tls-cert", http.tls_certificate, "PEM file with the certificate chain");
+  app.add_option("--tls-key", http.tls_key, "PEM file with its key");
+
+  const auto positive = CLI::Range(0.001, 1e9);
+  app.add_option("--max-running", f.max_running, "replies written at a time (default: 8; 256 with --script)")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--ctx", f.context,
+                 "tokens of prompt and reply together; 0: the model's limit, at most 32768")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str();
+  app.add_option("--pool-tokens", f.pool_tokens,
+                 "tokens the KV cache holds, over all replies (default: what all replies can need, at most "
+                 "the larger "
+                 "of --ctx and 131072)")
+      ->check(CLI::Range(int64_t{64}, int64_t{1} << 32));
+  app.add_option("--step-tokens", f.step_tokens, "most tokens of one step")
+      ->check(CLI::Range(int64_t{64}, int64_t{1} << 16))
+      ->capture_default_str();
+  app.add_option("--max-stall-ms", f.engine.max_stall_ms,
+                 "longest wait of a running reply while others are read")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--max-drafts", f.engine.max_drafts, "most tokens drafted a step; 0: none")
+      ->check(CLI::Range(0, kMaxDrafts))
+      ->capture_default_str();
+  app.add_flag("!--no-prefix-cache", f.engine.prefix_cache, "read every prompt anew");
+  app.add_option("--snapshot-ram-mib", f.snapshot_ram_mib, "host memory for the prefix cache's snapshots")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+  app.add_option("--snapshot-dir", f.engine.snapshot_directory, "folder where snapshots survive a restart");
+  app.add_option("--snapshot-disk-mib", f.snapshot_disk_mib, "most bytes of that folder")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+  app.add_flag(
+      "--reuse-replies", f.engine.reuse_replies,
+      "let generated tokens enter the prefix cache on CUDA too: faster next turns, no longer bit-exact");
+  app.add_option("--max-queue", f.max_queue, "replies that wait; more get 429")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-connections", limits.connections, "open connections; more get 503")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--max-body-mib", f.body_mib, "largest request body")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--max-header-kib", f.header_kib, "largest request header")
+      ->check(CLI::Range(1.0, 1024.0))
+      ->capture_default_str();
+  app.add_option("--header-timeout", limits.header_seconds, "seconds for a request's header")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--body-timeout", limits.body_seconds, "seconds for a request's body")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--idle-timeout", limits.idle_seconds, "seconds a connection may be idle between requests")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--write-timeout", limits.write_stall_seconds,
+                 "seconds a client may take no byte of its answer")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--request-timeout", f.service.request_seconds, "seconds a reply may take; 0: no limit")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+  app.add_option("--ping-interval", limits.ping_seconds,
+                 "seconds of silence in a stream before a comment is sent")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--watchdog", f.service.watchdog_seconds,
+                 "seconds an engine step may take before /health is red; 0: never")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+  app.add_option("--drain-timeout", f.drain_seconds, "seconds replies may take to end after SIGTERM")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+
+  app.add_option("--temp", f.temperature, "temperature where a request has none (default: the model's)")
+      ->check(CLI::Range(0.0, 2.0));
+  app.add_option("--top-p", f.top_p, "top-p where a request has none (default: the model's)")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--top-k", f.top_k, "top-k where a request has none; 0: off (default: the model's)")
+      ->check(CLI::Range(0, 1 << 30));
+  app.add_option("--min-p", f.min_p, "min-p where a request has none")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--max-tokens", f.defaults.max_tokens, "tokens of a reply where a request has no limit")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+
+  app.add_option("--response-store", f.service.store_path,
+                 "SQLite file for the responses of /v1/responses (default: in memory)");
+  app.add_flag("!--keep-billing-header", f.service.strip_billing_header,
+               "keep the x-anthropic-billing-header block of coding clients in the prompt");
+  app.add_option("--io-threads", http.io_threads, "threads for connections")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--worker-threads", f.service.worker_threads, "threads for parsing and tokenising")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  app.add_option("--log-level", f.log_level, "debug, info, warn, error or off")->capture_default_str();
+  app.add_flag("--log-requests", f.service.log_requests, "log a line for each answer, without contents");
+}
+
+// The ids that end a turn, and the sampling the model's makers advise.
+void read_generation_config(const fs::path& folder, const Tokenizer& tokenizer, ChatDefaults& defaults) {
+  if (const auto id = tokenizer.find_special("<|im_end|>")) defaults.end_ids.push_back(*id);
+  const fs::path path = folder / "generation_config.json";
+  if (!fs::exists(path)) return;
+  const Json config = parse_json(read_file(path, 1 << 20));
+  const auto add = [&](const Json& id) {
+    if (!id.is_int() || id.as_int() < 0 || id.as_int() >= tokenizer.size())
+      throw Error(
+          fmt::format("{}: eos_token_id: expected a token id, found {}", path.string(), write_json(id)));
+    const auto end = static_cast<int32_t>(id.as_int());
+    if (std::find(defaults.end_ids.begin(), defaults.end_ids.end(), end) == defaults.end_ids.end())
+      defaults.end_ids.push_back(end);
+  };
+  if (const Json* eos = config.find("eos_token_id")) {
+    if (eos->is_array())
+      for (const Json& id : eos->as_array()) add(id);
+    else if (!eos->is_null())
+      add(*eos);
+  }
+  const auto number = [&](const char* name, double otherwise) {
+    const Json* value = config.find(name);
+    return value && value->is_number() ? value->as_double() : otherwise;
+  };
+  const Json* sample = config.find("do_sample");
+  SamplingParams& s = defaults.sampling;
+  s.temperature =
+      sample && sample->is_bool() && !sample->as_bool() ? 0 : static_cast<float>(number("temperature", 1));
+  s.top_p = static_cast<float>(number("top_p", 1));
+  s.top_k = static_cast<int32_t>(number("top_k", 0));
+  s.min_p = static_cast<float>(number("min_p", 0));
+}
+
+OpenModel open_for_serving(const ServeFlags& f) {
+  ModelOptions options;
+  options.n_slots = f.max_running ? f.max_running : 8;
+  options.drafts = f.engine.max_drafts > 0;
+  const Config config = read_config(*Checkpoint::open(f.model.model));
+  const int64_t context = f.context ? f.context : std::min<int64_t>(config.max_positions, 32768);
+  const int64_t all = options.n_slots * context;
+  const int64_t tokens = f.pool_tokens ? f.pool_tokens : std::min(all, std::max<int64_t>(context, 131072));
+  // A page more for each reply: its last one is seldom full, and drafts reach beyond its end.
+  const int64_t pages = tokens / kPageTokens + 2 * int64_t{options.n_slots};
+  if (pages > INT32_MAX) throw Error(fmt::format("--pool-tokens: {} are too many", tokens));
+  options.n_pages = static_cast<int32_t>(pages);
+  options.batch = {.rows = std::max<int64_t>(f.step_tokens, options.n_slots * (kMaxDrafts + 1)),
+                   .segments = options.n_slots,
+                   .logits = int64_t{options.n_slots} * (kMaxDrafts + 1),
+                   .context = context};
+  return open_model(f.model, options);
+}
+
+// Blocks until SIGTERM or SIGINT.
+int wait_for_signal(const sigset_t& set) {
+  int signal = 0;
+  while (sigwait(&set, &signal) != 0) {
+  }
+  return signal;
+}
+
+}  // namespace
+
+int serve_main(int argc, char** argv) {
+  CLI::App app("Serves a model over HTTP: OpenAI's and Anthropic's APIs, and a web page.");
+  ServeFlags f;
+  add_flags(app, f);
+  if (const auto code = parse_options(app, argc, argv)) return *code;
+
+  set_log_level(parse_log_level(f.log_level));
+  ServiceOptions& service = f.service;
+  service.http.port = static_cast<uint16_t>(f.port);
+  service.http.limits.body_bytes = static_cast<size_t>(f.body_mib * (1 << 20));
+  service.http.limits.header_bytes = static_cast<size_t>(f.header_kib * 1024);
+  service.access.keys = f.keys;
+  if (!f.key_file.empty())
+    for (std::string& key : read_keys(f.key_file)) service.access.keys.push_back(std::move(key));
+  service.access.loopback = is_loopback_name(
+      service.http.host.find(':') == std::string::npos ? service.http.host : "[" + service.http.host + "]");
+
+  const fs::path folder = f.model.model;
+  if (!fs::is_directory(folder)) throw Error(fmt::format("{}: expected a model's folder", f.model.model));
+  const fs::path name = fs::weakly_canonical(folder).filename();
+  service.model_names.push_back(name.string());
+  for (std::string& alias : f.aliases) service.model_names.push_back(std::move(alias));
+
+  // Signals are for this thread alone; the others inherit the mask.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+
+  const Tokenizer tokenizer = Tokenizer::from_file(folder / "tokenizer.json");
+  const ChatTemplate chat_template = ChatTemplate::from_model(folder);
+  read_generation_config(folder, tokenizer, f.defaults);
+  if (f.defaults.end_ids.empty())
+    throw Error(
+        fmt::format("{}: no end-of-turn token: expected <|im_end|> in the tokenizer, or eos_token_id in "
+                    "generation_config.json",
+                    f.model.model));
+  if (f.temperature >= 0) f.defaults.sampling.temperature = static_cast<float>(f.temperature);
+  if (f.top_p >= 0) f.defaults.sampling.top_p = static_cast<float>(f.top_p);
+  if (f.top_k >= 0) f.defaults.sampling.top_k = f.top_k;
+  if (f.min_p >= 0) f.defaults.sampling.min_p = static_cast<float>(f.min_p);
+
+  OpenModel open;
+  std::unique_ptr<Engine> engine;
+  if (!f.script.empty()) {
+    ScriptedEngineOptions options;
+    options.vocab = tokenizer.size();
+    options.end_id = f.defaults.end_ids[0];
+    options.max_running = f.max_running ? f.max_running : 256;
+    options.max_queue = f.max_queue;
+    options.decode = [&](std::span<const int32_t> ids) { return tokenizer.decode(ids); };
+    engine = make_scripted_engine(
+        parse_script(read_file(f.script, 256 << 20),
+                     [&](std::string_view text) { return tokenizer.encode(text, ControlTokens::Recognise); }),
+        std::move(options));
+  } else {
+    open = open_for_serving(f);
+    f.engine.max_queue = f.max_queue;
+    f.engine.snapshot_ram = static_cast<int64_t>(f.snapshot_ram_mib * (1 << 20));
+    f.engine.snapshot_disk = static_cast<int64_t>(f.snapshot_disk_mib * (1 << 20));
+    engine = std::make_unique<ModelEngine>(*open.model, f.engine);
+  }
+
+  const bool tls = !service.http.tls_certificate.empty();
+  const std::string host = service.http.host;
+  const bool open_to_all = !service.access.loopback && service.access.keys.empty();
+  Service server(std::move(service), *engine, tokenizer, chat_template, f.defaults);
+  server.start();
+  log(LogLevel::Info, "serving {} on {}://{}:{}", name.string(), tls ? "https" : "http", host, server.port());
+  if (open_to_all)
+    log(LogLevel::Warn, "no API key is set: everybody who reaches {} can use this server", host);
+
+  const int first = wait_for_signal(signals);
+  log(LogLevel::Info, "signal {}: finishing the replies under way, for up to {} s; a second signal ends them",
+      first, f.drain_seconds);
+  std::atomic<bool> drained{false};
+  std::thread drain([&] {
+    server.drain(f.drain_seconds);
+    drained = true;
+  });
+  const timespec tick{0, 50'000'000};
+  while (!drained && sigtimedwait(&signals, nullptr, &tick) < 0) {
+  }
+  engine->stop();
+  server.stop();
+  drain.join();
+  return 0;
+}
+
+}  // namespace quern
