@@ -11,8 +11,10 @@ class App;
 
 namespace quern {
 
+int chat_main(int argc, char** argv);
 int eval_main(int argc, char** argv);
 int inspect_main(int argc, char** argv);
+int run_main(int argc, char** argv);
 int serve_main(int argc, char** argv);
 int synth_main(int argc, char** argv);
 int tokenize_main(int argc, char** argv);

@@ -19,6 +19,8 @@ struct Command {
 
 // In the order of a first acquaintance.
 constexpr Command kCommands[] = {
+    {"run", run_main, "one answer"},
+    {"chat", chat_main, "a conversation in the terminal"},
     {"eval", eval_main, "compare with outputs of the reference, or score a text"},
     {"inspect", inspect_main, "what a model's files hold, and what goes where"},
     {"serve", serve_main, "the OpenAI- and Anthropic-compatible server and its web page"},
