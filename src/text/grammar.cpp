@@ -10,6 +10,21 @@ namespace {
 // The masks a grammar may remember.
 constexpr size_t kMaxMaskBytes = size_t{48} << 20;
 
+// Calls fn(nodes, frame) for each frame among the items, which are reordered.
+template <typename Fn>
+void for_each_stack(std::vector<GrammarItem>& items, Fn fn) {
+  std::sort(items.begin(), items.end(), [](const GrammarItem& a, const GrammarItem& b) {
+    return a.frame != b.frame ? a.frame < b.frame : a.node < b.node;
+  });
+  std::vector<int32_t> nodes;
+  for (size_t i = 0; i < items.size();) {
+    const int32_t frame = items[i].frame;
+    nodes.clear();
+    for (; i < items.size() && items[i].frame == frame; ++i) nodes.push_back(items[i].node);
+    fn(std::span<const int32_t>(nodes), frame);
+  }
+}
+
 }  // namespace
 
 Grammar::Grammar(std::shared_ptr<const GrammarVocabulary> vocabulary, const GrammarSource& source)
@@ -17,15 +32,17 @@ Grammar::Grammar(std::shared_ptr<const GrammarVocabulary> vocabulary, const Gram
       automaton_(build_automaton(source, vocabulary_->longest_in_string())),
       dfa_(automaton_) {}
 
-const NodeMask& Grammar::node_mask(int32_t node, int depth, bool with_leaving) const {
+const NodeMask& Grammar::node_mask(std::span<const int32_t> nodes, int depth, bool with_leaving) const {
   // One token cannot go deeper than it has bytes.
   if (depth + vocabulary_->longest_token() < GrammarFrames::kMaxDepth) depth = 0;
-  auto& mask = masks_[uint64_t(depth) << 32 | static_cast<uint32_t>(node)];
+  std::vector<int32_t> key{depth};
+  key.insert(key.end(), nodes.begin(), nodes.end());
+  auto& mask = masks_[key];
   if (!mask || (with_leaving && !mask->has_leaving)) {
     if (mask) mask_bytes_ -= mask->bytes();
     mask = std::make_unique<NodeMask>(
-        compute_node_mask(automaton_, dfa_, *vocabulary_, node, depth, with_leaving));
-    mask_bytes_ += mask->bytes();
+        compute_node_mask(automaton_, dfa_, *vocabulary_, nodes, depth, with_leaving));
+    mask_bytes_ += mask->bytes() + key.size() * sizeof(int32_t);
   }
   return *mask;
 }
@@ -97,22 +114,30 @@ void GrammarMatcher::fill_mask(std::span<uint32_t> bits) const {
     grammar_->masks_.clear();
     grammar_->mask_bytes_ = 0;
   }
-  for (const GrammarItem& item : state_.items) mark(item, bits);
+  // Items on one stack are walked together, but for those of which more is known (GrammarAutomaton::Note).
+  const auto& notes = grammar_->automaton_.notes;
+  std::vector<GrammarItem> items;
+  for (const GrammarItem& item : state_.items) {
+    if (notes[item.node].slice != GrammarAutomaton::Note::Slice::None)
+      mark({&item.node, 1}, item.frame, bits);
+    else
+      items.push_back(item);
+  }
+  for_each_stack(items, [&](std::span<const int32_t> nodes, int32_t frame) { mark(nodes, frame, bits); });
 }
 
-void GrammarMatcher::mark(const GrammarItem& item, std::span<uint32_t> bits) const {
-  const GrammarFrames::Frame frame = frames_->frames[item.frame];
+void GrammarMatcher::mark(std::span<const int32_t> nodes, int32_t top, std::span<uint32_t> bits) const {
+  const GrammarFrames::Frame frame = frames_->frames[top];
   const bool inner = frame.parent >= 0;  // what leaves the outermost rule is past the end
-  const NodeMask& mask = grammar_->node_mask(item.node, frame.depth, inner);
+  const NodeMask& mask = grammar_->node_mask(nodes, frame.depth, inner);
   for (const std::span<const uint32_t> more : {mask.base, std::span<const uint32_t>(mask.bits)})
     for (size_t w = 0; w < more.size(); ++w) bits[w] |= more[w];
   for (const int32_t id : mask.ids) bits[id >> 5] |= uint32_t{1} << (id & 31);
   if (inner && mask.leaving && mask.leaving->size())
-    mark_leaving(*mask.leaving, 0, mask.leaving->size(), 0, item.frame, bits);
+    mark_leaving(*mask.leaving, 0, mask.leaving->size(), 0, top, bits);
 }
 
-// The tokens of trie nodes [begin, end), below one of depth `depth`, read from where the rule of `frame`
-// returns to.
+// The tokens of trie nodes [begin, end), below one of depth `depth`, read from where the rule of `frame` returns to.
 void GrammarMatcher::mark_leaving(const TokenTrie& trie, uint32_t begin, uint32_t end, int depth,
                                   int32_t frame, std::span<uint32_t> bits) const {
   const GrammarFrames::Frame top = frames_->frames[frame];
@@ -122,15 +147,15 @@ void GrammarMatcher::mark_leaving(const TokenTrie& trie, uint32_t begin, uint32_
   closure.begin(items);
   closure.add({top.return_node, top.parent});
   GrammarDfa& dfa = grammar_->dfa_;
-  for (const GrammarItem& item : items) {
-    int deep = frames_->frames[item.frame].depth;
+  for_each_stack(items, [&](std::span<const int32_t> nodes, int32_t under) {
+    int deep = frames_->frames[under].depth;
     if (deep + grammar_->vocabulary_->longest_token() < GrammarFrames::kMaxDepth) deep = 0;
-    walk_trie(trie, begin, end, depth, dfa, dfa.start(item.node, deep), [&](uint32_t i, int32_t state) {
+    walk_trie(trie, begin, end, depth, dfa, dfa.start(nodes, deep), [&](uint32_t i, int32_t state) {
       for (const int32_t id : trie.ids(i)) bits[id >> 5] |= uint32_t{1} << (id & 31);
       if (dfa.leaves(state) && trie.node(i).skip > i + 1)
-        mark_leaving(trie, i + 1, trie.node(i).skip, trie.node(i).depth, item.frame, bits);
+        mark_leaving(trie, i + 1, trie.node(i).skip, trie.node(i).depth, under, bits);
     });
-  }
+  });
 }
 
 }  // namespace quern

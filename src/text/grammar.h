@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -29,14 +30,15 @@ class Grammar {
 
  private:
   friend class GrammarMatcher;
-  const NodeMask& node_mask(int32_t node, int depth, bool with_leaving) const;  // mutex_ is held
+  const NodeMask& node_mask(std::span<const int32_t> nodes, int depth,
+                            bool with_leaving) const;  // mutex_ is held
 
   std::shared_ptr<const GrammarVocabulary> vocabulary_;
   GrammarAutomaton automaton_;
   // Found out as it is asked for; forgotten when it grows too large.
   mutable std::mutex mutex_;
   mutable GrammarDfa dfa_;
-  mutable std::unordered_map<uint64_t, std::unique_ptr<NodeMask>> masks_;  // by depth << 32 | node
+  mutable std::map<std::vector<int32_t>, std::unique_ptr<NodeMask>> masks_;  // by depth and nodes
   mutable size_t mask_bytes_ = 0;
 };
 
@@ -49,7 +51,8 @@ class GrammarMatcher {
   // A bit per token id: those that accept() would take now. `bits` may be longer than the vocabulary; all of
   // it is written. After the end: the end tokens only.
   void fill_mask(std::span<uint32_t> bits) const;
-  // False: not allowed, nothing has changed. An end token is allowed where the match is complete, and again
+  // False: not allowed, nothing has changed. Throws Error where a grammar is too ambiguous to follow; so may
+  // fill_mask. An end token is allowed where the match is complete, and again
   // after it.
   bool accept(int32_t id);
   void rollback(int n);      // undoes the last n accepted tokens; n ≤ kHistory
@@ -67,7 +70,7 @@ class GrammarMatcher {
     std::mutex mutex;
     GrammarFrames frames;
   };
-  void mark(const GrammarItem& item, std::span<uint32_t> bits) const;
+  void mark(std::span<const int32_t> nodes, int32_t frame, std::span<uint32_t> bits) const;
   void mark_leaving(const TokenTrie& trie, uint32_t begin, uint32_t end, int depth, int32_t frame,
                     std::span<uint32_t> bits) const;
 

@@ -101,6 +101,7 @@ class Builder {
   int32_t lower(GrammarSource::Id id, int32_t next);
   int32_t lower_expr(const Expr& e, int32_t next);
   int32_t lower_bytes(std::string_view bytes, int32_t next);
+  int32_t lower_alt(const Expr& e, int32_t next);
   int32_t lower_chars(const CharSet& set, int32_t next);
   int32_t lower_repeat(const Expr& e, int32_t next);
   int32_t lower_until(std::string_view end, int32_t next);
@@ -151,11 +152,8 @@ int32_t Builder::lower_expr(const Expr& e, int32_t next) {
     case Kind::Seq:
       for (auto part = e.parts.rbegin(); part != e.parts.rend(); ++part) next = lower(*part, next);
       return next;
-    case Kind::Alt: {
-      const int32_t node = new_node();
-      for (const auto part : e.parts) add_empty(node, lower(part, next));
-      return node;
-    }
+    case Kind::Alt:
+      return lower_alt(e, next);
     case Kind::Repeat:
       return lower_repeat(e, next);
     case Kind::Rule:
@@ -195,6 +193,38 @@ int32_t Builder::lower_bytes(std::string_view bytes, int32_t next) {
     next = node;
   }
   return next;
+}
+
+// Strings among the alternatives share their beginnings, so that an enum of thousands is one item at a time.
+int32_t Builder::lower_alt(const Expr& e, int32_t next) {
+  const int32_t node = new_node();
+  std::vector<std::string_view> strings;
+  for (const auto part : e.parts) {
+    const Expr& p = source_.exprs[part];
+    if (p.kind == Kind::Bytes && !p.bytes.empty())
+      strings.push_back(p.bytes);
+    else
+      add_empty(node, lower(part, next));
+  }
+  if (strings.empty()) return node;
+  std::sort(strings.begin(), strings.end());
+  std::vector<int32_t> path{new_node()};  // path[n]: the node after n bytes of the last string
+  add_empty(node, path[0]);
+  std::string_view last;
+  for (const std::string_view s : strings) {
+    if (s == last) continue;
+    const auto differ = std::mismatch(s.begin(), s.end(), last.begin(), last.end());
+    path.resize(static_cast<size_t>(differ.first - s.begin()) + 1);
+    while (path.size() <= s.size()) {
+      const int32_t child = new_node();
+      const auto b = static_cast<uint8_t>(s[path.size() - 1]);
+      add_bytes(path.back(), b, b, child);
+      path.push_back(child);
+    }
+    add_empty(path.back(), next);
+    last = s;
+  }
+  return node;
 }
 
 int32_t Builder::lower_chars(const CharSet& set, int32_t next) {

@@ -90,8 +90,9 @@ void GrammarDfa::clear() {
   frames_.clear();
 }
 
-int32_t GrammarDfa::start(int32_t node, int depth) {
-  scratch_.assign(1, {node, frames_.bottom(depth)});
+int32_t GrammarDfa::start(std::span<const int32_t> nodes, int depth) {
+  scratch_.clear();
+  for (const int32_t node : nodes) scratch_.push_back({node, frames_.bottom(depth)});
   return intern(scratch_, false);
 }
 
@@ -141,14 +142,17 @@ size_t NodeMask::bytes() const {
 }
 
 NodeMask compute_node_mask(const GrammarAutomaton& automaton, GrammarDfa& dfa,
-                           const GrammarVocabulary& vocabulary, int32_t node, int depth, bool with_leaving) {
+                           const GrammarVocabulary& vocabulary, std::span<const int32_t> nodes, int depth,
+                           bool with_leaving) {
   using Slice = GrammarAutomaton::Note::Slice;
   NodeMask mask;
   mask.has_leaving = with_leaving;
-  for (const auto& e : automaton.edges(node))
-    if (e.kind == GrammarAutomaton::EdgeKind::Token) mask.ids.push_back(e.value);
+  for (const int32_t node : nodes)
+    for (const auto& e : automaton.edges(node))
+      if (e.kind == GrammarAutomaton::EdgeKind::Token) mask.ids.push_back(e.value);
   const TokenTrie* trie = &vocabulary.all();
-  const auto& note = automaton.notes[node];
+  const GrammarAutomaton::Note note =
+      nodes.size() == 1 ? automaton.notes[nodes[0]] : GrammarAutomaton::Note{};
   switch (note.slice) {
     case Slice::None:
       break;
@@ -177,25 +181,23 @@ NodeMask compute_node_mask(const GrammarAutomaton& automaton, GrammarDfa& dfa,
       mask.base = vocabulary.all_bits();
       return mask;
   }
-  std::vector<uint32_t> bits(vocabulary.words(), 0);
-  size_t n_ids = 0;
   std::vector<TokenTrie::Entry> leaving;
-  walk_trie(*trie, 0, trie->size(), 0, dfa, dfa.start(node, depth), [&](uint32_t i, int32_t state) {
-    for (const int32_t id : trie->ids(i)) {
-      set_bit(bits, id);
-      ++n_ids;
+  walk_trie(*trie, 0, trie->size(), 0, dfa, dfa.start(nodes, depth), [&](uint32_t i, int32_t state) {
+    const auto ids = trie->ids(i);
+    if (mask.bits.empty()) {
+      mask.ids.insert(mask.ids.end(), ids.begin(), ids.end());
+      if (mask.ids.size() > kManyIds) {
+        mask.bits.assign(vocabulary.words(), 0);
+        for (const int32_t id : mask.ids) set_bit(mask.bits, id);
+        mask.ids.clear();
+      }
+    } else {
+      for (const int32_t id : ids) set_bit(mask.bits, id);
     }
     if (with_leaving && dfa.leaves(state))
       for (const int32_t id : trie->ids_below(i))
         leaving.emplace_back(vocabulary.bytes(id).substr(trie->node(i).depth), id);
   });
-  if (n_ids > kManyIds) {
-    mask.bits = std::move(bits);
-  } else {
-    for (size_t w = 0; w < bits.size(); ++w)
-      for (uint32_t b = bits[w]; b; b &= b - 1)
-        mask.ids.push_back(static_cast<int32_t>(w * 32) + std::countr_zero(b));
-  }
   mask.leaving = std::make_shared<const TokenTrie>(std::move(leaving));
   return mask;
 }
@@ -238,7 +240,7 @@ GrammarVocabulary::GrammarVocabulary(const Tokenizer& tokenizer, std::vector<int
   source.root = source.rule(source.add_rule("string", source.json_string()));
   const GrammarAutomaton automaton = build_automaton(source, 0);
   GrammarDfa dfa(automaton);
-  json_string_ = compute_node_mask(automaton, dfa, *this, automaton.json_body, 0, true);
+  json_string_ = compute_node_mask(automaton, dfa, *this, {&automaton.json_body, 1}, 0, true);
   int longest = 1;
   auto measure = [&](int32_t id) { longest = std::max(longest, static_cast<int>(bytes(id).size())); };
   for (size_t w = 0; w < json_string_.bits.size(); ++w)

@@ -33,8 +33,8 @@ class GrammarDfa {
   explicit GrammarDfa(const GrammarAutomaton& automaton);
   GrammarDfa(const GrammarDfa&) = delete;
   GrammarDfa& operator=(const GrammarDfa&) = delete;
-  // The state at `node` with a stack that counts as `depth` deep.
-  int32_t start(int32_t node, int depth);
+  // The state at all of `nodes`, with a stack that counts as `depth` deep.
+  int32_t start(std::span<const int32_t> nodes, int depth);
   int32_t step(int32_t state, uint8_t byte) {
     const int32_t next = table_[static_cast<size_t>(state) << 8 | byte];
     return next != kUnknown ? next : compute(state, byte);
@@ -122,9 +122,11 @@ class GrammarVocabulary {
   int longest_in_string_ = 0;
 };
 
-// inside(node) and, where wanted, leaving(node), for a stack that counts as `depth` deep.
+// inside(nodes) and, where wanted, leaving(nodes): several nodes on one stack, which counts as `depth` deep, are walked
+// together. A node that something is noted of stands alone.
 NodeMask compute_node_mask(const GrammarAutomaton& automaton, GrammarDfa& dfa,
-                           const GrammarVocabulary& vocabulary, int32_t node, int depth, bool with_leaving);
+                           const GrammarVocabulary& vocabulary, std::span<const int32_t> nodes, int depth,
+                           bool with_leaving);
 
 // Calls fn(i, state) for each node of trie in [begin, end) that `start` leads to; the nodes lie below one of
 // depth `depth`.

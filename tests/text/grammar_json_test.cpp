@@ -355,6 +355,15 @@ TEST(GrammarJson, hostile_schemas_are_errors_and_quick) {
 }
 
 TEST(GrammarJson, large_bounds_compile) {
+  Json values = Json(Json::Array{});
+  for (int i = 0; i < 20000; ++i) values.push_back("value " + std::to_string(i * 7919 % 100000));
+  Json choice;
+  choice.set("enum", values);
+  const auto enumeration = compile_json_schema(tiny().grammar, choice);
+  EXPECT_TRUE(takes(enumeration, "\"value 7919\""));
+  EXPECT_TRUE(takes(enumeration, "\"value 0\""));
+  EXPECT_FALSE(takes(enumeration, "\"value \""));
+  EXPECT_FALSE(takes(enumeration, "\"value 100000\""));
   const auto long_string = schema(R"({"type":"string","minLength":3,"maxLength":50000})");
   EXPECT_TRUE(takes(long_string, '"' + std::string(50000, 'a') + '"'));
   EXPECT_FALSE(takes(long_string, '"' + std::string(50001, 'a') + '"'));
