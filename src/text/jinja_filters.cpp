@@ -164,8 +164,15 @@ Value f_indent(In& in, const Value& v, Arguments& arguments) {
   return in.make_text(std::move(out));
 }
 
+Value f_length(In&, const Value& v, Arguments& arguments);
+
 Value f_truncate(In& in, const Value& v, Arguments& arguments) {
   JinjaBound bound("truncate", arguments, {"length", "killwords", "end", "leeway"});
+  Arguments none;
+  if (!v.is_string()) {  // Python takes the length first, and cannot cut what is no string
+    if (f_length(in, v, none).as_int() <= bound.integer(0, 255) + bound.integer(3, 5)) return v;
+    throw Error(fmt::format("truncate needs a str, not {}", v.type_name()));
+  }
   const Value held = as_string(in, v);
   const JinjaText& text = held.as_text();
   const JinjaText end = bound.has(2) ? bound.text(2) : JinjaText("...", true);
@@ -380,7 +387,7 @@ Value f_round(In& in, const Value& v, Arguments& arguments) {
 
 // ---- containers
 
-Value f_length(In&, const Value& v, Arguments& arguments) {
+Value f_length(In& in, const Value& v, Arguments& arguments) {
   JinjaBound("length", arguments, {});
   switch (v.kind()) {
     case Kind::Undefined:
@@ -392,6 +399,8 @@ Value f_length(In&, const Value& v, Arguments& arguments) {
       return static_cast<int64_t>(v.items().size());
     case Kind::Dict:
       return static_cast<int64_t>(v.object_as<JinjaDict>().items.size());
+    case Kind::Loop:
+      return in.attribute(v, "length");
     default:
       throw Error(fmt::format("object of type '{}' has no len()", v.type_name()));
   }
@@ -420,7 +429,7 @@ Value f_first(In& in, const Value& v, Arguments& arguments) {
 
 Value f_last(In& in, const Value& v, Arguments& arguments) {
   JinjaBound("last", arguments, {});
-  if (v.is(Kind::Generator) || v.is_undefined()) {
+  if (v.is(Kind::Generator)) {
     throw Error(fmt::format("'{}' object is not reversible", v.type_name()));
   }
   if (v.is_string() || v.is_sequence()) {
@@ -740,130 +749,6 @@ constexpr FilterEntry kFilters[] = {
     {"wordcount", f_wordcount},
 };
 
-// ---- tests
-
-template <Kind kind>
-bool t_kind(In&, const Value& v, Arguments&) {
-  return v.is(kind);
-}
-bool t_defined(In&, const Value& v, Arguments&) { return !v.is_undefined(); }
-bool t_string(In&, const Value& v, Arguments&) { return v.is_string(); }
-bool t_number(In&, const Value& v, Arguments&) { return v.is_number(); }
-bool t_integer(In&, const Value& v, Arguments&) { return v.is(Kind::Int) || v.is(Kind::BigInt); }
-bool t_true(In&, const Value& v, Arguments&) { return v.is(Kind::Bool) && v.as_bool(); }
-bool t_false(In&, const Value& v, Arguments&) { return v.is(Kind::Bool) && !v.as_bool(); }
-bool t_callable(In&, const Value& v, Arguments&) {
-  return v.is(Kind::Callable) || v.is(Kind::Loop) || v.is_undefined();
-}
-bool t_iterable(In&, const Value& v, Arguments&) {
-  return v.is_undefined() || v.is_string() || v.is_sequence() || v.is(Kind::Dict) || v.is(Kind::Generator) ||
-         v.is(Kind::Loop);
-}
-bool t_sequence(In&, const Value& v, Arguments&) {
-  return v.is_undefined() || v.is_string() || v.is_sequence() || v.is(Kind::Dict);
-}
-bool t_escaped(In&, const Value&, Arguments&) { return false; }
-
-template <bool odd>
-bool t_parity(In& in, const Value& v, Arguments&) {
-  return equal(in.binary("%", v, Value(2)), Value(odd ? 1 : 0));
-}
-bool t_divisibleby(In& in, const Value& v, Arguments& arguments) {
-  JinjaBound bound("divisibleby", arguments, {"num"});
-  return equal(in.binary("%", v, bound.need(0)), Value(0));
-}
-
-enum class Order { Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual };
-template <Order order>
-bool t_order(In& in, const Value& a, Arguments& arguments) {
-  JinjaBound bound("comparison", arguments, {"other"});
-  const Value& b = bound.need(0);
-  in.charge((a.weight() + b.weight()) / 4);
-  switch (order) {
-    case Order::Equal:
-      return equal(a, b);
-    case Order::NotEqual:
-      return !equal(a, b);
-    case Order::Less:
-      return less(a, b);
-    case Order::LessEqual:
-      return less(a, b) || equal(a, b);
-    case Order::Greater:
-      return less(b, a);
-    default:
-      return less(b, a) || equal(a, b);
-  }
-}
-
-bool t_in(In& in, const Value& v, Arguments& arguments) {
-  JinjaBound bound("in", arguments, {"seq"});
-  in.charge(bound.need(0).weight() / 4);
-  return contains(*bound.get(0), v);
-}
-
-bool t_sameas(In&, const Value& v, Arguments& arguments) {
-  JinjaBound bound("sameas", arguments, {"other"});
-  const Value& other = bound.need(0);
-  if (v.kind() != other.kind()) return false;
-  return v.object() || other.object() ? v.object() == other.object() : equal(v, other);
-}
-
-template <const char* method>
-bool t_case(In& in, const Value& v, Arguments&) {
-  Arguments none;
-  return method_of_string(in, v, method, none).truth();
-}
-constexpr char kIsLower[] = "islower", kIsUpper[] = "isupper";
-
-bool t_filter(In& in, const Value& v, Arguments&) { return find_filter(in.text_of(v).view()) != nullptr; }
-bool t_test(In& in, const Value& v, Arguments&) { return find_test(in.text_of(v).view()) != nullptr; }
-
-struct TestEntry {
-  std::string_view name;
-  JinjaTest test;
-};
-constexpr TestEntry kTests[] = {
-    {"!=", t_order<Order::NotEqual>},
-    {"<", t_order<Order::Less>},
-    {"<=", t_order<Order::LessEqual>},
-    {"==", t_order<Order::Equal>},
-    {">", t_order<Order::Greater>},
-    {">=", t_order<Order::GreaterEqual>},
-    {"boolean", t_kind<Kind::Bool>},
-    {"callable", t_callable},
-    {"defined", t_defined},
-    {"divisibleby", t_divisibleby},
-    {"eq", t_order<Order::Equal>},
-    {"equalto", t_order<Order::Equal>},
-    {"escaped", t_escaped},
-    {"even", t_parity<false>},
-    {"false", t_false},
-    {"filter", t_filter},
-    {"float", t_kind<Kind::Float>},
-    {"ge", t_order<Order::GreaterEqual>},
-    {"greaterthan", t_order<Order::Greater>},
-    {"gt", t_order<Order::Greater>},
-    {"in", t_in},
-    {"integer", t_integer},
-    {"iterable", t_iterable},
-    {"le", t_order<Order::LessEqual>},
-    {"lessthan", t_order<Order::Less>},
-    {"lower", t_case<kIsLower>},
-    {"lt", t_order<Order::Less>},
-    {"mapping", t_kind<Kind::Dict>},
-    {"ne", t_order<Order::NotEqual>},
-    {"none", t_kind<Kind::None>},
-    {"number", t_number},
-    {"odd", t_parity<true>},
-    {"sameas", t_sameas},
-    {"sequence", t_sequence},
-    {"string", t_string},
-    {"test", t_test},
-    {"true", t_true},
-    {"undefined", t_kind<Kind::Undefined>},
-    {"upper", t_case<kIsUpper>},
-};
-
 std::string python_stripped(std::string_view text) {
   return std::string(strip(JinjaText(std::string(text), true), true, true).view());
 }
@@ -935,13 +820,6 @@ bool parse_python_float(std::string_view text, double& value) {
 JinjaFilter find_filter(std::string_view name) {
   for (const FilterEntry& entry : kFilters) {
     if (entry.name == name) return entry.filter;
-  }
-  return nullptr;
-}
-
-JinjaTest find_test(std::string_view name) {
-  for (const TestEntry& entry : kTests) {
-    if (entry.name == name) return entry.test;
   }
   return nullptr;
 }

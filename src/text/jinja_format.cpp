@@ -251,7 +251,8 @@ JinjaText format_percent(const JinjaText& format, const JinjaValue& values, size
     if (out.size() > limit) throw Error(fmt::format("a text grew past the limit of {} bytes", limit));
   }
   if (is_tuple ? next < values.items().size()
-               : next == 0 && !named && !values.is(Kind::Dict) && !values.is(Kind::List)) {
+               : next == 0 && !named && !values.is_undefined() && !values.is(Kind::Dict) &&
+                     !values.is(Kind::List)) {
     throw Error("not all arguments converted during string formatting");
   }
   return out;

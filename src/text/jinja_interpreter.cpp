@@ -577,11 +577,11 @@ JinjaValue JinjaInterpreter::slice(const JinjaValue& object, const JinjaExpressi
   }
   if (object.is_undefined()) throw Error(object.undefined_message());
   if (!object.is_string() && !object.is_sequence()) {
-    return JinjaValue::undefined(fmt::format("'{}' object has no slices", object.type_name()));
+    throw Error(fmt::format("'{}' object is not subscriptable", object.type_name()));
   }
-  for (const JinjaValue& b : bounds) {  // Python's TypeError makes Jinja answer "undefined"
+  for (const JinjaValue& b : bounds) {
     if (!b.is_none() && !b.is(Kind::Int) && !b.is(Kind::Bool))
-      return JinjaValue::undefined("slice indices must be integers or None");
+      throw Error("slice indices must be integers or None");
   }
   const std::vector<size_t> offsets =
       object.is_string() ? char_offsets(object.as_text().view()) : std::vector<size_t>();

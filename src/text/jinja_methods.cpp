@@ -436,7 +436,10 @@ JinjaValue range(JinjaInterpreter& in, const JinjaValue&, JinjaArguments& argume
   in.charge(static_cast<uint64_t>(n));
   std::vector<JinjaValue> items;
   for (int64_t i = 0; i < n; ++i) items.emplace_back(start + i * step);
-  return JinjaValue::list(std::move(items));
+  JinjaValue value = JinjaValue::list(std::move(items));
+  value.object_as<JinjaSequence>().shown = step == 1 ? fmt::format("range({}, {})", start, stop)
+                                                     : fmt::format("range({}, {}, {})", start, stop, step);
+  return value;
 }
 
 std::vector<std::pair<JinjaValue, JinjaValue>> pairs_of(JinjaInterpreter& in, JinjaArguments& arguments) {

@@ -359,8 +359,10 @@ class Printer {
         return put(python_float(v.as_float()));
       case Kind::String:
         return put(as_repr ? repr(v.as_text()) : v.as_text());
-      case Kind::List:
-        return print_items(v.items(), "[", "]");
+      case Kind::List: {
+        const std::string& shown = v.object_as<JinjaSequence>().shown;
+        return shown.empty() ? print_items(v.items(), "[", "]") : put(shown);
+      }
       case Kind::Tuple:
         return print_items(v.items(), "(", v.items().size() == 1 ? ",)" : ")");
       case Kind::Dict: {
@@ -402,6 +404,9 @@ class Printer {
         return json_string(v.as_text(), style);
       case Kind::List:
       case Kind::Tuple: {
+        if (!v.object_as<JinjaSequence>().shown.empty()) {
+          throw Error("Object of type range is not JSON serializable");
+        }
         if (v.items().empty()) return put("[]");
         put("[");
         bool first = true;

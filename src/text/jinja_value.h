@@ -130,6 +130,7 @@ struct JinjaSequence : JinjaObject {
   std::vector<JinjaValue> items;
   size_t next = 0;       // of a generator: what is consumed
   bool grouped = false;  // a pair made by groupby: has .grouper and .list
+  std::string shown;     // of a range: how it prints
 };
 struct JinjaDict : JinjaObject {
   std::vector<std::pair<JinjaValue, JinjaValue>> items;
