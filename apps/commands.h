@@ -12,6 +12,7 @@ class App;
 namespace quern {
 
 int chat_main(int argc, char** argv);
+int convert_main(int argc, char** argv);
 int eval_main(int argc, char** argv);
 int inspect_main(int argc, char** argv);
 int run_main(int argc, char** argv);

@@ -160,7 +160,7 @@ class Evaluation {
 };
 
 std::vector<int32_t> end_ids_of(const Checkpoint& checkpoint, const Config& config) {
-  const GenerationConfig generation = read_generation_config(checkpoint.folder());
+  const GenerationConfig generation = read_generation_config(checkpoint);
   return generation.eos_ids.empty() ? config.eos_ids : generation.eos_ids;
 }
 

@@ -24,6 +24,7 @@ constexpr Command kCommands[] = {
     {"eval", eval_main, "compare with outputs of the reference, or score a text"},
     {"inspect", inspect_main, "what a model's files hold, and what goes where"},
     {"serve", serve_main, "the OpenAI- and Anthropic-compatible server and its web page"},
+    {"convert", convert_main, "write a checkpoint in another format"},
     {"synth", synth_main, "write a random checkpoint with real shapes"},
     {"tokenize", tokenize_main, "the token ids of a text, or the text of ids"},
 };

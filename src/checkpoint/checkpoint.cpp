@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "checkpoint/gguf.h"
 #include "checkpoint/safetensors.h"
 
 namespace quern {
@@ -61,6 +62,32 @@ fs::path shard_path(const fs::path& folder, const std::string& name, const fs::p
   return {};
 }
 
+int64_t integer_or_0(const GgufFile& f, std::string_view key) {
+  return f.find(key) == nullptr ? 0 : f.integer(key);
+}
+
+// The first shard of the one model in a folder of GGUFs; a vision tower's file beside it is not it.
+std::optional<fs::path> first_gguf(const fs::path& folder) {
+  std::vector<fs::path> all, firsts;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".gguf") all.push_back(entry.path());
+  }
+  if (all.empty()) return std::nullopt;
+  std::sort(all.begin(), all.end());
+  for (const fs::path& p : all) {
+    const auto file = MappedFile::open(p);
+    const GgufFile f = parse_gguf(file->bytes(), p.string());
+    const GgufValue* type = f.find("general.type");
+    if (type != nullptr && type->text == "mmproj") continue;
+    if (integer_or_0(f, "split.no") == 0) firsts.push_back(p);
+  }
+  if (firsts.size() == 1) return firsts[0];
+  std::string names;
+  for (const fs::path& p : firsts) names += (names.empty() ? "several: " : ", ") + path_name(p);
+  throw Error(fmt::format("{}: expected the GGUF files of one model, found {}", folder.string(),
+                          names.empty() ? "no first shard" : names));
+}
+
 std::vector<int64_t> squeezed(std::span<const int64_t> shape) {
   std::vector<int64_t> out;
   for (const int64_t d : shape) {
@@ -75,6 +102,19 @@ std::string shape_text(std::span<const int64_t> shape) {
   std::string out = "[";
   for (size_t i = 0; i < shape.size(); ++i) out += fmt::format("{}{}", i ? ", " : "", shape[i]);
   return out + "]";
+}
+
+std::optional<fs::path> find_gguf(const fs::path& model) {
+  std::error_code failed;
+  if (!fs::is_directory(model, failed)) {
+    if (model.extension() == ".gguf") return model;
+    return std::nullopt;
+  }
+  // A folder with both is a Hugging Face one: its GGUFs are exports of it.
+  if (fs::exists(model / kIndex) || fs::exists(model / "model.safetensors") ||
+      fs::exists(model / "config.json"))
+    return std::nullopt;
+  return first_gguf(model);
 }
 
 std::string logical_name(std::string_view name) {
@@ -107,12 +147,19 @@ std::unique_ptr<Checkpoint> Checkpoint::open(const fs::path& path) {
   if (!fs::exists(status)) throw Error(fmt::format("{}: no such file or folder", path.string()));
   if (fs::is_directory(status)) {
     c->folder_ = path;
-    c->open_safetensors_folder();
+    if (const auto gguf = find_gguf(path))
+      c->open_gguf(*gguf);
+    else
+      c->open_safetensors_folder();
   } else if (path.extension() == ".safetensors") {
     c->folder_ = path.has_parent_path() ? path.parent_path() : fs::path(".");
     c->add_file(path);
+  } else if (path.extension() == ".gguf") {
+    c->folder_ = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    c->open_gguf(path);
   } else {
-    throw Error(fmt::format("{}: expected a Hugging Face folder or a .safetensors file", path.string()));
+    throw Error(fmt::format("{}: expected a Hugging Face folder, a .safetensors file or a .gguf file",
+                            path.string()));
   }
   if (c->kind_ == Kind::Safetensors) {
     const fs::path config = c->folder_ / "config.json";

@@ -6,8 +6,8 @@
 // where the two containers store different numbers, `form` says so.
 //
 // Binding is closed-world: the model takes every tensor it needs, skips groups it names, and check_all_used()
-// refuses what is left. Nothing is copied: bytes lie in the mapped files, which live as long as the
-// Checkpoint.
+// refuses what is left. Bytes lie in the mapped files, which live as long as the
+// Checkpoint; only the small index projections that GGUF cuts in two are copied.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@
 #include "tensor/dtype.h"
 
 namespace quern {
+
+struct GgufFile;  // checkpoint/gguf.h
 
 // What the stored number is, where w is the number of the Hugging Face file.
 enum class WeightForm : uint8_t {
@@ -67,6 +70,9 @@ class Checkpoint {
   // config.json of the folder; null where there is none (a lone file, GGUF).
   const Json& config() const { return config_; }
 
+  // The metadata of a GGUF file (of its first shard); null for safetensors.
+  const GgufFile* gguf() const { return gguf_.get(); }
+
   // The tensor, or null. Does not count as use.
   const TensorView* find(std::string_view name) const;
   // The tensor, now used; taking it again is allowed. take() throws Error where it is missing, take_if()
@@ -91,6 +97,8 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   void open_safetensors_folder();
+  void open_gguf(const std::filesystem::path& first);
+  void assemble_index_projections();
   void add_file(const std::filesystem::path& file);
   void add(TensorView tensor);  // refuses a second one of the same logical name
   int index_of(std::string_view name) const;
@@ -103,8 +111,12 @@ class Checkpoint {
   std::vector<bool> used_;
   std::unordered_map<std::string, int> by_name_;
   Json config_;
+  std::unique_ptr<GgufFile> gguf_;
+  std::vector<std::vector<std::byte>> assembled_;  // what GGUF cuts and the model wants whole
 };
 
+// The GGUF file (first of its shards) of a model that is one, or a folder of them; none for any other path.
+std::optional<std::filesystem::path> find_gguf(const std::filesystem::path& model);
 // The logical name of a Hugging Face tensor: the prefix `model.language_model.` or `model.` goes.
 std::string logical_name(std::string_view hugging_face_name);
 // The inverse, with the nested prefix the released files have.

@@ -2,11 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <cmath>
+#include <algorithm>
 #include <string_view>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "checkpoint/gguf.h"
 
 namespace quern {
 namespace {
@@ -78,6 +79,32 @@ GenerationConfig read_generation_config(const std::filesystem::path& folder) {
     throw Error(fmt::format("{}: {}", path.string(), e.what()));
   }
   return parse_generation_config(json, path.string());
+}
+
+GenerationConfig read_generation_config(const Checkpoint& checkpoint) {
+  if (checkpoint.gguf() == nullptr) return read_generation_config(checkpoint.folder());
+  const GgufFile& f = *checkpoint.gguf();
+  GenerationConfig c;
+  const auto number = [&](std::string_view key, double high) -> std::optional<double> {
+    if (f.find(key) == nullptr) return {};
+    const double v = f.number(key);
+    if (!(v >= 0 && v <= high))
+      f.fail(key, fmt::format("expected a number from 0 to {:g}, found {}", high, v));
+    return v;
+  };
+  c.temperature = number("general.sampling.temp", 1e6);
+  c.top_p = number("general.sampling.top_p", 1);
+  c.min_p = number("general.sampling.min_p", 1);
+  if (const auto k = number("general.sampling.top_k", 1e9)) c.top_k = static_cast<int64_t>(*k);
+  for (const std::string_view key :
+       {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "qwen4exp.ple.eos_token_id"}) {
+    if (f.find(key) == nullptr) continue;
+    const int64_t id = f.integer(key);
+    if (id < 0 || id > INT32_MAX) f.fail(key, fmt::format("expected a token id, found {}", id));
+    if (std::find(c.eos_ids.begin(), c.eos_ids.end(), id) == c.eos_ids.end())
+      c.eos_ids.push_back(static_cast<int32_t>(id));
+  }
+  return c;
 }
 
 }  // namespace quern

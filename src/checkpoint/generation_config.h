@@ -1,4 +1,4 @@
-// A model's own defaults of sampling, from generation_config.json. Keys we do not use are left alone.
+// A model's own defaults of sampling, from generation_config.json or GGUF keys. Keys we do not use are left alone.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "checkpoint/checkpoint.h"
 
 namespace quern {
 
@@ -20,6 +21,9 @@ struct GenerationConfig {
 
 // generation_config.json of `folder`; all defaults where there is none. Throws Error naming file, key, value.
 GenerationConfig read_generation_config(const std::filesystem::path& folder);
+// Of a model: the file of its folder, or GGUF's keys (general.sampling.*, the end tokens of its tokenizer and of
+// its n-grams).
+GenerationConfig read_generation_config(const Checkpoint& checkpoint);
 GenerationConfig parse_generation_config(const Json& json, const std::string& file);
 
 }  // namespace quern

@@ -51,7 +51,7 @@ void export_tensors(const std::vector<ExportTensor>& tensors, ThreadPool& pool,
       done += static_cast<int64_t>(bytes.size());
       if (progress) progress(done, total);
     };
-    if (!t.rows) {
+    if (!t.rows && !t.encoded) {
       const std::span<const std::byte> bytes = t.owned.empty() ? t.raw : std::span<const std::byte>(t.owned);
       QUERN_CHECK(static_cast<int64_t>(bytes.size()) == t.bytes(),
                   "export of " + t.name + ": wrong number of bytes");
@@ -66,6 +66,7 @@ void export_tensors(const std::vector<ExportTensor>& tensors, ThreadPool& pool,
       const int64_t n = std::min(per_piece, n_rows - first);
       piece.resize(static_cast<size_t>(n * row_size));
       pool.parallel_for(n, per_task, [&](int64_t from, int64_t to) {
+        if (t.encoded) return t.encoded(first + from, first + to, piece.data() + from * row_size);
         std::vector<float> values(static_cast<size_t>((to - from) * cols));
         t.rows(first + from, first + to, values.data());
         for (int64_t r = from; r < to; ++r)

@@ -23,6 +23,8 @@ struct ExportTensor {
   std::vector<std::byte> owned;    // the same, small, kept here
   // Rows [begin, end) of the matrix [elements / cols, cols]. Called from several threads; must not throw.
   std::function<void(int64_t begin, int64_t end, float* out)> rows;
+  std::function<void(int64_t begin, int64_t end, std::byte* out)>
+      encoded;  // the same, as they will be stored
 
   int64_t cols() const { return shape.empty() ? 1 : shape.back(); }
   int64_t elements() const;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "model/config_gguf.h"
 
 namespace quern {
 namespace {
@@ -383,6 +384,11 @@ Config parse_config(const Json& json, const std::string& file) {
 }
 
 Config read_config(const Checkpoint& checkpoint) {
+  if (checkpoint.gguf() != nullptr) {
+    Config c = parse_gguf_config(*checkpoint.gguf());
+    c.tied_embeddings = checkpoint.find("lm_head.weight") == nullptr;  // it may lie in another shard
+    return c;
+  }
   const std::string file = (checkpoint.folder() / "config.json").string();
   if (checkpoint.config().is_null())
     throw Error(fmt::format("{}: no such file; it says what the model is", file));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "checkpoint/gguf.h"
 
 namespace quern {
 namespace {
@@ -90,7 +91,49 @@ NgramTable compute_ngram_table(const Config& config) {
   return table;
 }
 
+namespace {
+
+// GGUF has the constants and not the recipe (neither seed nor base): they are taken as they are, and every row
+// they can name must lie in the table.
+NgramTable read_gguf_table(Checkpoint& checkpoint, const Config& config) {
+  const GgufFile& f = *checkpoint.gguf();
+  const auto n_heads = static_cast<size_t>(config.ple.n_heads());
+  const std::vector<int64_t> multipliers = f.integers("qwen4exp.ple.layer_multipliers");
+  NgramTable table;
+  table.hash.eos = config.ple.eos_id;
+  table.hash.vocab = f.integers("qwen4exp.ple.head_vocab_sizes");
+  table.hash.offset = f.integers("qwen4exp.ple.head_offsets");
+  if (multipliers.size() != kNgram)
+    f.fail("qwen4exp.ple.layer_multipliers",
+           fmt::format("expected {} numbers, found {}", kNgram, multipliers.size()));
+  if (table.hash.vocab.size() != n_heads)
+    f.fail("qwen4exp.ple.head_vocab_sizes",
+           fmt::format("expected {} sizes, found {}", n_heads, table.hash.vocab.size()));
+  if (table.hash.offset.size() != n_heads)
+    f.fail("qwen4exp.ple.head_offsets",
+           fmt::format("expected {} offsets, found {}", n_heads, table.hash.offset.size()));
+  std::copy(multipliers.begin(), multipliers.end(), table.hash.multiplier.begin());
+  const std::string name =
+      fmt::format("layers.{}.ple.ple_embedding.ngram_embedding.weight", config.ple.layer);
+  const TensorView* rows = checkpoint.find(name);
+  if (rows == nullptr || rows->shape.size() != 2)
+    throw Error(
+        fmt::format("{}: tensor 'per_layer_token_embd.weight' is missing", checkpoint.path().string()));
+  table.rows = rows->shape[0];
+  for (size_t h = 0; h < n_heads; ++h) {
+    const int64_t vocab = table.hash.vocab[h], offset = table.hash.offset[h];
+    if (vocab < 1 || offset < 0 || offset > table.rows || vocab > table.rows - offset)
+      f.fail("qwen4exp.ple.head_offsets",
+             fmt::format("head {} reads rows {} to {} of a table of {}", h, offset,
+                         static_cast<double>(offset) + static_cast<double>(vocab), table.rows));
+  }
+  return table;
+}
+
+}  // namespace
+
 NgramTable read_ngram_table(Checkpoint& checkpoint, const Config& config) {
+  if (checkpoint.gguf() != nullptr) return read_gguf_table(checkpoint, config);
   const NgramTable table = compute_ngram_table(config);
   const std::string stem = fmt::format("layers.{}.ple.ple_embedding.", config.ple.layer);
   const auto check = [&](std::string_view name, std::span<const int64_t> expected) {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "model/ngram_hash.h"
+#include "ops/quant_formats.h"
 
 namespace quern {
 namespace {
@@ -105,13 +106,11 @@ class Binder {
     if (!gate_up.empty()) {
       m.gate = experts(rows_of(gate_up, 0, c_.d_expert));
       m.up = experts(rows_of(gate_up, c_.d_expert, 2 * c_.d_expert));
-      m.down =
-          experts(require(fused(p + "experts.down_proj", c_.d_model, c_.d_expert), p + "experts.down_proj"));
     } else {
-      m.gate = experts(one_by_one(p, "gate_proj", c_.d_expert, c_.d_model));
-      m.up = experts(one_by_one(p, "up_proj", c_.d_expert, c_.d_model));
-      m.down = experts(one_by_one(p, "down_proj", c_.d_model, c_.d_expert));
+      m.gate = experts(any_layout(p, "gate_proj", c_.d_expert, c_.d_model));
+      m.up = experts(any_layout(p, "up_proj", c_.d_expert, c_.d_model));
     }
+    m.down = experts(any_layout(p, "down_proj", c_.d_model, c_.d_expert));
     m.shared_gate = matrix(p + "shared_expert.gate_proj.weight", c_.d_shared, c_.d_model);
     m.shared_up = matrix(p + "shared_expert.up_proj.weight", c_.d_shared, c_.d_model);
     m.shared_down = matrix(p + "shared_expert.down_proj.weight", c_.d_model, c_.d_shared);
@@ -131,6 +130,7 @@ class Binder {
          checkpoint_.take_rows(p + "ple_embedding.ngram_embedding", constants.rows, c_.ple.d_row)) {
       Weight w;
       w.data = as_tensor(*part, part->shape[0], c_.ple.d_row);
+      if (part->dtype == DType::F8E4M3) w.global_scale = table_scale(p);
       w_.bytes += w.data.bytes();
       l.table.parts.push_back(w);
     }
@@ -152,8 +152,13 @@ class Binder {
     DraftBlock d;
     d.norm_embedding = vector("mtp.pre_fc_norm_embedding.weight", c_.d_model);
     d.norm_hidden = vector("mtp.pre_fc_norm_hidden.weight", c_.wide());
-    d.fc_embedding = matrix("mtp.fc_embedding.weight", c_.d_model, c_.d_model);
-    d.fc_hidden = matrix("mtp.fc_hidden.weight", c_.d_model, c_.d_model);
+    if (checkpoint_.find("mtp.eh_proj.weight")) {  // GGUF: the columns of both side by side
+      d.fc_embedding = half_of_columns("mtp.eh_proj.weight", 0);
+      d.fc_hidden = half_of_columns("mtp.eh_proj.weight", 1);
+    } else {
+      d.fc_embedding = matrix("mtp.fc_embedding.weight", c_.d_model, c_.d_model);
+      d.fc_hidden = matrix("mtp.fc_hidden.weight", c_.d_model, c_.d_model);
+    }
     d.attention = attention_layer("mtp.layers.0.");
     d.moe = moe_layer("mtp.layers.0.");
     d.mix = mixer("mtp.hyper_connection_mixer.", false);
@@ -165,8 +170,20 @@ class Binder {
     return Tensor(const_cast<std::byte*>(t.bytes.data()), t.dtype, {n, k});  // ops never write to weights
   }
 
+  // The one scale of an FP8 n-gram table.
+  float table_scale(const std::string& p) {
+    const TensorView& t = checkpoint_.take(p + "ple_embedding.ngram_embedding.weight_scale", {1});
+    float v = 0;
+    if (t.dtype != DType::F32 && t.dtype != DType::BF16)
+      throw Error(fmt::format("{}: expected an F32 or BF16 scale, found {}", checkpoint_.where(t),
+                              quern::name(t.dtype)));
+    decode_row(t.dtype, t.bytes.data(), 1, &v);
+    return v;
+  }
+
   // The matrix where the file has it.
   Weight view(const std::string& name, int64_t n, int64_t k) {
+    if (const TensorView* t = checkpoint_.find(name); t && t->dtype == DType::U8) return nibbles(name, n, k);
     const TensorView& t = checkpoint_.take(name, {n, k});
     if (t.form != WeightForm::Plain || t.dtype == DType::I64 || t.dtype == DType::I32 || t.dtype == DType::U8)
       throw Error(fmt::format("{}: a weight matrix of type {} is not supported", checkpoint_.where(t),
@@ -187,12 +204,34 @@ class Binder {
     return w;
   }
 
+  // ModelOpt's NVFP4: two E2M1 values a byte, an E4M3 scale per 16 columns, an F32 scale of the matrix; the scale
+  // it found for activations is not used.
+  Weight nibbles(const std::string& name, int64_t n, int64_t k) {
+    const TensorView& t = checkpoint_.take(name, {n, k / 2});
+    const TensorView& scale = checkpoint_.take(name + "_scale", {n, k / 16});
+    const TensorView& global = checkpoint_.take(name + "_scale_2", {1});
+    if (k % 16 != 0 || scale.dtype != DType::F8E4M3 || global.dtype != DType::F32)
+      throw Error(fmt::format("{}: expected F8_E4M3 scales of 16 columns and an F32 scale, found {} and {}",
+                              checkpoint_.where(t), quern::name(scale.dtype), quern::name(global.dtype)));
+    checkpoint_.take_if(name.substr(0, name.rfind('.')) + ".input_scale");
+    Weight w;
+    w.data = Tensor(const_cast<std::byte*>(t.bytes.data()), DType::F4E2M1, {n, k});
+    w.scale = as_tensor(scale, n, k / 16);
+    std::memcpy(&w.global_scale, global.bytes.data(), sizeof(float));
+    w_.bytes += static_cast<int64_t>(t.bytes.size() + scale.bytes.size() + global.bytes.size());
+    return w;
+  }
+
   // [E, n, k] in one piece, as E views; empty where the file stores experts one by one.
   std::vector<Weight> fused(const std::string& name, int64_t n, int64_t k) {
     const TensorView* t = checkpoint_.take_if(name, {c_.n_experts, n, k});
     if (!t) t = checkpoint_.take_if(name + ".weight", {c_.n_experts, n, k});
     std::vector<Weight> items;
     if (!t) return items;
+    if (t->form != WeightForm::Plain || dtype_info(t->dtype).bytes == 0 || t->dtype == DType::I64 ||
+        t->dtype == DType::I32 || t->dtype == DType::U8 || t->dtype == DType::F8E4M3)
+      throw Error(fmt::format("{}: experts in one piece of type {} are not supported", checkpoint_.where(*t),
+                              quern::name(t->dtype)));
     const int64_t bytes = n * row_bytes(t->dtype, k);
     for (int64_t e = 0; e < c_.n_experts; ++e) {
       Weight w;
@@ -202,9 +241,10 @@ class Binder {
     w_.bytes += c_.n_experts * bytes;
     return items;
   }
-  std::vector<Weight> require(std::vector<Weight> items, const std::string& name) {
-    if (items.empty()) checkpoint_.take(name);  // throws: it is missing
-    return items;
+  // One kind of expert matrix, in one piece or one by one.
+  std::vector<Weight> any_layout(const std::string& p, const std::string& which, int64_t n, int64_t k) {
+    std::vector<Weight> items = fused(p + "experts." + which, n, k);
+    return items.empty() ? one_by_one(p, which, n, k) : items;
   }
   std::vector<Weight> one_by_one(const std::string& p, const std::string& which, int64_t n, int64_t k) {
     std::vector<Weight> items;
@@ -244,7 +284,32 @@ class Binder {
     };
     e.packed.data = pack([](const Weight& w) { return w.data; });
     if (items[0].scale) e.packed.scale = pack([](const Weight& w) { return w.scale; });
+    if (items[0].data.dtype == DType::F4E2M1) {
+      std::vector<float> scales;
+      for (const Weight& w : items) scales.push_back(w.global_scale);
+      e.global_scales = upload(scales, {e.n_experts});
+    }
     return e;
+  }
+
+  // Columns [which·H, (which + 1)·H) of [H, 2H], copied: products want packed rows.
+  Weight half_of_columns(const std::string& name, int which) {
+    const TensorView& t = checkpoint_.take(name, {c_.d_model, 2 * c_.d_model});
+    if (c_.d_model % dtype_info(t.dtype).block != 0)
+      throw Error(
+          fmt::format("{}: {} blocks straddle its two halves", checkpoint_.where(t), quern::name(t.dtype)));
+    const int64_t half = row_bytes(t.dtype, c_.d_model);
+    std::vector<std::byte> bytes(c_.d_model * half);
+    for (int64_t r = 0; r < c_.d_model; ++r)
+      std::memcpy(bytes.data() + r * half, t.bytes.data() + (2 * r + which) * half, half);
+    Weight w;
+    w.data =
+        w_.owned
+            .emplace_back(stream_.device(), t.dtype, std::initializer_list<int64_t>{c_.d_model, c_.d_model})
+            .tensor;
+    stream_.upload(w.data.data, bytes.data(), w.data.bytes());
+    w_.bytes += w.data.bytes();
+    return w;
   }
 
   // Where a matrix lives: in the mapped file on the CPU, in memory of its own on a device.
@@ -329,7 +394,8 @@ int64_t bytes_one_row_reads(const ModelWeights& w, const Config& c) {
 }  // namespace
 
 bool has_draft_block(const Checkpoint& checkpoint) {
-  return checkpoint.find("mtp.fc_hidden.weight") != nullptr;
+  return checkpoint.find("mtp.fc_hidden.weight") != nullptr ||
+         checkpoint.find("mtp.eh_proj.weight") != nullptr;
 }
 
 ModelWeights bind_weights(Checkpoint& checkpoint, const Config& config, bool with_draft, Stream& stream) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "ops/quant_encode_blocks.h"
 #include "ops/quant_formats.h"
 
 namespace quern {
@@ -64,15 +65,9 @@ uint8_t float_to_e2m1(float x) {
 }
 
 bool can_encode(DType dtype) {
-  switch (dtype) {
-    case DType::F32:
-    case DType::F16:
-    case DType::BF16:
-    case DType::F8E4M3:
-      return true;
-    default:
-      return false;
-  }
+  if (dtype == DType::F32 || dtype == DType::F16 || dtype == DType::BF16 || dtype == DType::F8E4M3)
+    return true;
+  return quant::with_block_type(dtype, []<typename Block>() {});
 }
 
 void encode_row(DType dtype, const float* values, int64_t k, std::byte* out) {
@@ -92,7 +87,21 @@ void encode_row(DType dtype, const float* values, int64_t k, std::byte* out) {
     default:
       break;
   }
-  QUERN_CHECK(false, "encode_row: no encoder for " + std::string(name(dtype)));
+  const bool known = quant::with_block_type(dtype, [&]<typename Block>() {
+    QUERN_CHECK(k % Block::kValues == 0, "encode_row: no whole number of blocks");
+    float x[Block::kValues];
+    for (int64_t i = 0; i < k / Block::kValues; ++i) {
+      for (int j = 0; j < Block::kValues; ++j) {
+        const float v = values[i * Block::kValues + j];
+        x[j] = std::isfinite(v) ? v : 0;
+      }
+      Block b;
+      std::memset(&b, 0, sizeof b);
+      quant::encode_block(x, b);
+      std::memcpy(out + i * static_cast<int64_t>(sizeof b), &b, sizeof b);
+    }
+  });
+  QUERN_CHECK(known, "encode_row: no encoder for " + std::string(name(dtype)));
 }
 
 }  // namespace quern

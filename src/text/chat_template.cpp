@@ -7,6 +7,8 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/gguf.h"
 #include "text/jinja_interpreter.h"
 #include "text/jinja_parser.h"
 
@@ -72,6 +74,19 @@ std::string token_text(const Json& config, std::string_view key) {
 }  // namespace
 
 ChatTemplate ChatTemplate::from_model(const std::filesystem::path& folder) {
+  if (const auto gguf = find_gguf(folder)) {
+    const auto mapped = MappedFile::open(*gguf);
+    const GgufFile file = parse_gguf(mapped->bytes(), gguf->string());
+    const auto token = [&](std::string_view key) {
+      if (file.find(key) == nullptr) return std::string();
+      const GgufValue* tokens = file.find("tokenizer.ggml.tokens");
+      const int64_t id = file.integer(key);
+      const bool known = tokens != nullptr && id >= 0 && static_cast<size_t>(id) < tokens->strings.size();
+      return known ? std::string(tokens->strings[static_cast<size_t>(id)]) : std::string();
+    };
+    return ChatTemplate(std::string(file.text("tokenizer.chat_template")),
+                        token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
+  }
   Json config;
   const std::filesystem::path config_path = folder / "tokenizer_config.json";
   if (std::filesystem::exists(config_path)) config = parse_json(read_file(config_path));

@@ -44,7 +44,8 @@ class ChatTemplate {
   // Throws Error("chat template line N: …") where the source is not a template. The tokens are what bos_token and
   // eos_token print; empty ones are undefined in the template.
   explicit ChatTemplate(std::string source, std::string bos = "", std::string eos = "");
-  // Of a Hugging Face folder: chat_template.jinja, else the "chat_template" of tokenizer_config.json.
+  // Of a model. A Hugging Face folder: chat_template.jinja, else the "chat_template" of tokenizer_config.json;
+  // GGUF: its key tokenizer.chat_template.
   static ChatTemplate from_model(const std::filesystem::path& folder);
 
   // messages and tools: arrays as OpenAI's API has them, prepared as chat_messages.h does (null or empty: none);

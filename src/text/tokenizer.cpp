@@ -9,7 +9,9 @@
 #include "base/check.h"
 #include "base/mapped_file.h"
 #include "base/utf8.h"
+#include "checkpoint/checkpoint.h"
 #include "text/detokenizer.h"
+#include "text/gguf_tokenizer.h"
 #include "text/nfc.h"
 
 namespace quern {
@@ -108,14 +110,16 @@ Tokenizer Tokenizer::from_file(const std::filesystem::path& path) {
 }
 
 Tokenizer Tokenizer::from_model(const std::filesystem::path& model) {
+  if (const auto gguf = find_gguf(model)) {
+    const auto file = MappedFile::open(*gguf);
+    return Tokenizer(read_tokenizer_gguf(parse_gguf(file->bytes(), gguf->string())));
+  }
   std::error_code ignored;
   if (std::filesystem::is_directory(model, ignored)) {
     if (!std::filesystem::exists(model / "tokenizer.json", ignored))
       throw Error(model.string() + ": the folder has no tokenizer.json");
     return from_file(model / "tokenizer.json");
   }
-  if (model.extension() == ".gguf")
-    throw Error(model.string() + ": the tokenizer of a GGUF file cannot be read yet");
   return from_file(model);
 }
 

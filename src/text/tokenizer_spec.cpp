@@ -238,6 +238,16 @@ void add_merges(TokenizerSpec& spec, std::span<const std::string> lines) {
   add_merges(spec, pairs);
 }
 
+std::string spelling_of_bytes(std::string_view bytes) {
+  std::string out;
+  for (const char b : bytes) append_utf8(out, alphabet()[static_cast<unsigned char>(b)]);
+  return out;
+}
+
+std::string_view pattern_text(SplitPattern pattern) {
+  return pattern == SplitPattern::Qwen35 ? kQwen35Pattern : kQwen2Pattern;
+}
+
 TokenizerSpec read_tokenizer_json(std::string_view text, std::string name) {
   TokenizerSpec spec;
   spec.name = std::move(name);

@@ -46,6 +46,11 @@ TokenizerSpec read_tokenizer_json(std::string_view json, std::string name);
 // a spelling, or nothing where it holds a character outside the alphabet.
 std::optional<std::string> bytes_of_spelling(std::string_view spelling);
 
+// The spelling of bytes: the inverse.
+std::string spelling_of_bytes(std::string_view bytes);
+// The regular expression a tokenizer.json spells the pattern with.
+std::string_view pattern_text(SplitPattern pattern);
+
 // Fills spec.merges from pairs of spellings, best first. Throws Error where a part or the result is no token.
 void add_merges(TokenizerSpec& spec, std::span<const std::pair<std::string_view, std::string_view>> merges);
 // The same from "left right" lines.

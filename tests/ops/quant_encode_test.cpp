@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdio>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "ops/quant_formats.h"
 
@@ -80,6 +84,73 @@ TEST(QuantEncode, bf16_ties_go_to_even) {
   EXPECT_EQ(float_to_bf16(quant::bits_to_float(0x3f818000)), 0x3f82);
   EXPECT_EQ(float_to_bf16(quant::bits_to_float(0x3f808001)), 0x3f81);
   EXPECT_TRUE(std::isnan(quant::bf16_to_float(float_to_bf16(quant::bits_to_float(0x7f800001)))));
+}
+
+struct Loss {
+  DType type;
+  double limit;
+};
+
+// Relative error ‖decoded - x‖ / ‖x‖ on normal numbers. The limits are a little above what was measured; a uniform
+// quantiser of b bits over ±3 deviations would reach 1.73 / 2^b.
+TEST(QuantEncode, block_types_keep_normal_rows) {
+  constexpr Loss kLosses[] = {
+      {DType::Q8_0, 0.006},  {DType::Q6_K, 0.02},   {DType::Q5_K, 0.04},    {DType::Q5_1, 0.045},
+      {DType::Q5_0, 0.05},   {DType::Q4_K, 0.08},   {DType::Q4_1, 0.09},    {DType::Q4_0, 0.1},
+      {DType::IQ4_NL, 0.09}, {DType::IQ4_XS, 0.09}, {DType::MXFP4, 0.14},   {DType::NVFP4, 0.11},
+      {DType::Q3_K, 0.18},   {DType::IQ3_S, 0.17},  {DType::IQ3_XXS, 0.23}, {DType::Q2_K, 0.34},
+      {DType::IQ2_S, 0.34},  {DType::IQ2_XS, 0.37}, {DType::IQ2_XXS, 0.42}};
+  std::mt19937 gen(9);
+  std::normal_distribution<float> normal;
+  constexpr int k = 2560, n_rows = 20;
+  for (const Loss& l : kLosses) {
+    ASSERT_TRUE(can_encode(l.type));
+    double error = 0, square = 0;
+    for (int r = 0; r < n_rows; ++r) {
+      std::vector<float> x(k), y(k);
+      for (float& v : x) v = normal(gen);
+      std::vector<std::byte> bytes(static_cast<size_t>(row_bytes(l.type, k)));
+      encode_row(l.type, x.data(), k, bytes.data());
+      decode_row(l.type, bytes.data(), k, y.data());
+      for (int i = 0; i < k; ++i) {
+        error += (x[i] - y[i]) * (x[i] - y[i]);
+        square += x[i] * x[i];
+      }
+    }
+    const double loss = std::sqrt(error / square);
+    std::printf("%-8s %.4f\n", std::string(name(l.type)).c_str(), loss);
+    EXPECT_LT(loss, l.limit) << name(l.type) << " seed 9";
+    EXPECT_GT(loss, l.limit / 3) << name(l.type) << " seed 9";
+  }
+}
+
+// Rows of zeros, of one value, of tiny and huge values, and of numbers that are none.
+TEST(QuantEncode, odd_rows_stay_finite) {
+  for (int t = 0; t < static_cast<int>(DType::kCount); ++t) {
+    const auto type = static_cast<DType>(t);
+    if (!can_encode(type) || dtype_info(type).block == 1) continue;
+    for (const float scale : {0.0f, 1e-38f, 1e-6f, 1.0f, -3.0f, 60000.0f, INFINITY, NAN}) {
+      for (const int kind : {0, 1, 2}) {
+        std::vector<float> x(256), y(256);
+        for (int i = 0; i < 256; ++i)
+          x[static_cast<size_t>(i)] = kind == 0   ? scale
+                                      : kind == 1 ? (i == 77 ? scale : 0.01f)
+                                                  : scale * static_cast<float>(i % 7 - 3);
+        std::vector<std::byte> bytes(static_cast<size_t>(row_bytes(type, 256)));
+        encode_row(type, x.data(), 256, bytes.data());
+        decode_row(type, bytes.data(), 256, y.data());
+        double error = 0, square = 0;
+        for (size_t i = 0; i < 256; ++i) {
+          ASSERT_TRUE(std::isfinite(y[i])) << name(type) << " scale " << scale << " kind " << kind;
+          const double v = std::isfinite(x[i]) ? double{x[i]} : 0;
+          error += (v - double{y[i]}) * (v - double{y[i]});
+          square += v * v;
+        }
+        // Never worse than all zeros; halves cannot hold what is far below their range.
+        EXPECT_LE(error, square * 1.0001 + 1e-9) << name(type) << " scale " << scale << " kind " << kind;
+      }
+    }
+  }
 }
 
 }  // namespace

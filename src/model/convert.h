@@ -1,0 +1,50 @@
+// A checkpoint as another one: Hugging Face ⇄ GGUF, in any of the formats, streamed.
+//
+// Recipe of a type T (`--type`):
+//   F32, F16, BF16    every matrix in T
+//   a block type      routed experts in T; all other matrices, embedding and head in Q8_0 (the QSA o_proj never
+//                     less); the n-gram table in Q8_0 for T = Q8_0, else in IQ4_NL
+//   kept              norms, convolutions, decays, biases in F32; router, injections, the delta net's a and b and
+//                     the indexer in BF16 (F32 where the source is wider)
+// A row that is no whole number of blocks takes the next type whose blocks fit (fitting_type). The draft block
+// follows the same recipe. Overrides by pattern come last.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/gguf_writer.h"
+#include "model/config.h"
+#include "model/tensor_source.h"
+#include "ops/ple.h"
+
+namespace quern {
+
+struct Recipe {
+  DType type = DType::BF16;
+  // (pattern, type): a pattern with * matches the whole name as the output spells it; the last match counts.
+  std::vector<std::pair<std::string, DType>> overrides;
+};
+
+// "q4_k" → Q4_K. Throws Error that lists the types.
+DType parse_type(std::string_view text);
+// `type` where rows of k values are whole blocks of it, else the nearest that fits: 256-blocks fall back to
+// 32-blocks of about their size, and BF16 always fits.
+DType fitting_type(DType type, int64_t k);
+bool matches(std::string_view pattern, std::string_view name);
+
+// The tensors of a GGUF file. `sources` outlive the export.
+std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources, const Config& config,
+                                       const Recipe& recipe);
+// Its architecture keys. `has_draft`: whether the tensors hold a draft block.
+void write_gguf_config(GgufKeys& keys, const Config& config, const NgramHash& hash, bool has_draft,
+                       DType type);
+
+// The tensors of a Hugging Face folder in F32, F16 or BF16: the released layout, the table in `table_parts`.
+std::vector<ExportTensor> hugging_face_tensors(const std::vector<SourceTensor>& sources, const Config& config,
+                                               const NgramHash& hash, const Recipe& recipe,
+                                               int64_t table_parts);
+Json hugging_face_config(const Config& config, DType type, int64_t table_parts);
+
+}  // namespace quern

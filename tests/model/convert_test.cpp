@@ -1,0 +1,154 @@
+#include "model/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "base/check.h"
+#include "checkpoint/gguf_names.h"
+#include "checkpoint/safetensors_bytes.h"
+#include "checkpoint/safetensors_writer.h"
+#include "model/ngram_hash.h"
+#include "ops/quant_formats.h"
+
+namespace quern {
+namespace {
+
+const std::string kTiny = std::string(QUERN_SOURCE_DIR) + "/models/quern-tiny";
+
+// All values of every source tensor, by name.
+std::map<std::string, std::vector<float>> values_of(Checkpoint& checkpoint) {
+  Config config = read_config(checkpoint);
+  std::map<std::string, std::vector<float>> out;
+  for (const SourceTensor& s : source_tensors(checkpoint, config)) {
+    std::vector<float> v(static_cast<size_t>(s.n_rows() * s.cols()));
+    for (int64_t r = 0; r < s.n_rows(); ++r) s.decode(r, v.data() + r * s.cols());
+    out.emplace(s.name, std::move(v));
+  }
+  return out;
+}
+
+void to_gguf(Checkpoint& from, const std::filesystem::path& path, const Recipe& recipe) {
+  const Config config = read_config(from);
+  const std::vector<SourceTensor> sources = source_tensors(from, config);
+  GgufKeys keys;
+  write_gguf_config(keys, config, read_ngram_table(from, config).hash, true, recipe.type);
+  keys.u32("qwen4exp.vocab_size", config.vocab);
+  ThreadPool pool(2);
+  write_gguf(path, keys, gguf_tensors(sources, config, recipe), pool);
+}
+
+// Hugging Face → GGUF → Hugging Face in BF16 gives every matrix back to the bit, and A_log, which passes through
+// -exp in float32; norms pass through 1 + w.
+TEST(Convert, bf16_there_and_back_is_the_same) {
+  const test::TempFolder folder("convert");
+  const auto original = Checkpoint::open(kTiny);
+  to_gguf(*original, folder.path / "m.gguf", {});
+  const auto gguf = Checkpoint::open(folder.path / "m.gguf");
+  const Config config = read_config(*gguf);
+  EXPECT_TRUE(config.delta.tiled_value_heads);
+
+  const std::vector<SourceTensor> sources = source_tensors(*gguf, config);
+  const NgramTable table = read_ngram_table(*gguf, config);
+  gguf->check_all_used();
+  ThreadPool pool(2);
+  std::filesystem::create_directory(folder.path / "hf");
+  write_safetensors(folder.path / "hf", hugging_face_tensors(sources, config, table.hash, {}, 3), pool);
+  test::write_text(folder.path / "hf/config.json", write_json(hugging_face_config(config, DType::BF16, 3)));
+  const auto back = Checkpoint::open(folder.path / "hf");
+  const Config back_config = read_config(*back);
+  EXPECT_FALSE(back_config.delta.tiled_value_heads);
+  EXPECT_EQ(back_config.norm_eps, 1e-6f);
+  EXPECT_EQ(read_ngram_table(*back, back_config).hash.multiplier, table.hash.multiplier);
+
+  const auto expected = values_of(*original), got = values_of(*back);
+  ASSERT_EQ(expected.size(), got.size());
+  for (const auto& [name, values] : expected) {
+    ASSERT_EQ(got.count(name), 1u) << name;
+    // 1 + w in float32 keeps w to half a unit in its last place, 2^-24 at 1.
+    const bool norm = gguf_form(name) == WeightForm::OnePlus;
+    float worst = 0;
+    for (size_t i = 0; i < values.size(); ++i)
+      worst = std::max(worst, std::fabs(values[i] - got.at(name)[i]));
+    EXPECT_LE(worst, norm ? 0x1p-24f : 0.0f) << name;
+  }
+  back->check_all_used();
+}
+
+// A quantised file kept as it is when written again in the same type: blocks are copied, not decoded.
+TEST(Convert, gguf_to_gguf_of_one_type_copies_bytes) {
+  const test::TempFolder folder("convert");
+  const auto original = Checkpoint::open(kTiny);
+  to_gguf(*original, folder.path / "a.gguf", {});
+  const auto a = Checkpoint::open(folder.path / "a.gguf");
+  to_gguf(*a, folder.path / "b.gguf", {});
+  const auto b = Checkpoint::open(folder.path / "b.gguf");
+  ASSERT_EQ(a->tensors().size(), b->tensors().size());
+  for (const TensorView& t : a->tensors()) {
+    const TensorView* other = b->find(t.name);
+    ASSERT_NE(other, nullptr) << t.name;
+    EXPECT_TRUE(std::equal(t.bytes.begin(), t.bytes.end(), other->bytes.begin(), other->bytes.end()))
+        << t.name;
+  }
+}
+
+// Value head j of a GGUF file is Hugging Face's head (j mod K)·R + j div K (MODEL.md §1.5).
+TEST(Convert, value_heads_are_tiled) {
+  const test::TempFolder folder("convert");
+  const auto original = Checkpoint::open(kTiny);
+  to_gguf(*original, folder.path / "m.gguf", {.type = DType::F32, .overrides = {}});
+  const auto gguf = Checkpoint::open(folder.path / "m.gguf");
+  const auto hf = values_of(*original), tiled = values_of(*gguf);
+  const std::string p = "layers.2.linear_attn.";
+  for (int j = 0; j < 6; ++j) {
+    const int source = j % 2 * 3 + j / 2;
+    EXPECT_EQ(tiled.at(p + "dt_bias")[static_cast<size_t>(j)],
+              hf.at(p + "dt_bias")[static_cast<size_t>(source)]);
+    EXPECT_EQ(tiled.at(p + "A_log")[static_cast<size_t>(j)],
+              static_cast<float>(-std::exp(double{hf.at(p + "A_log")[static_cast<size_t>(source)]})));
+    for (const int i : {0, 77, 127}) {
+      const auto row = [&](const auto& m, int head) {
+        return m.at(p + "in_proj_qkv.weight")[static_cast<size_t>((512 + head * 128 + i) * 256 + 5)];
+      };
+      EXPECT_EQ(row(tiled, j), row(hf, source));
+      const auto column = [&](const auto& m, int head) {
+        return m.at(p + "out_proj.weight")[static_cast<size_t>(9 * 768 + head * 128 + i)];
+      };
+      EXPECT_EQ(column(tiled, j), column(hf, source));
+    }
+  }
+  EXPECT_EQ(tiled.at(p + "norm.weight"), hf.at(p + "norm.weight"));
+  EXPECT_EQ(tiled.at("layers.2.attn_hyper_connection.hc_norm.weight")[3],
+            1 + hf.at("layers.2.attn_hyper_connection.hc_norm.weight")[3]);
+}
+
+TEST(Convert, rows_that_do_not_fit_take_the_next_type) {
+  EXPECT_EQ(fitting_type(DType::Q4_K, 2560), DType::Q4_K);
+  EXPECT_EQ(fitting_type(DType::Q4_K, 640), DType::Q5_0);
+  EXPECT_EQ(fitting_type(DType::Q5_K, 640), DType::Q5_1);
+  EXPECT_EQ(fitting_type(DType::Q6_K, 320), DType::Q8_0);
+  EXPECT_EQ(fitting_type(DType::Q2_K, 640), DType::Q4_0);
+  EXPECT_EQ(fitting_type(DType::IQ2_XS, 640), DType::IQ4_NL);
+  EXPECT_EQ(fitting_type(DType::NVFP4, 640), DType::NVFP4);
+  EXPECT_EQ(fitting_type(DType::NVFP4, 160), DType::IQ4_NL);
+  EXPECT_EQ(fitting_type(DType::Q8_0, 16), DType::BF16);
+}
+
+TEST(Convert, patterns) {
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_TRUE(matches("blk.*.ffn_down_exps.weight", "blk.17.ffn_down_exps.weight"));
+  EXPECT_TRUE(matches("*exps*", "blk.17.ffn_down_exps.weight"));
+  EXPECT_FALSE(matches("blk.1.*", "blk.17.ffn_down_exps.weight"));
+  EXPECT_FALSE(matches("output", "output.weight"));
+  EXPECT_TRUE(matches("a*b*c", "axxbbyc"));
+  EXPECT_FALSE(matches("a*b*c", "axxbby"));
+  EXPECT_THROW(parse_type("q9_z"), Error);
+  EXPECT_EQ(parse_type("Bf16"), DType::BF16);
+}
+
+}  // namespace
+}  // namespace quern
