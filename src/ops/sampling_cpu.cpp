@@ -51,49 +51,88 @@ int32_t argmax(const float* l, int64_t n) {
   return static_cast<int32_t>(best);
 }
 
-// Applies the cuts to candidates [0, n), of which some may be -inf; leaves the survivors at the front in any
-// order and returns their number.
-int64_t cut(Candidate* c, int64_t n, const SamplingRow& row) {
-  n = std::partition(c, c + n, [](const Candidate& a) { return a.l > -HUGE_VALF; }) - c;
-  if (row.top_k > 0 && row.top_k < n) {
-    std::nth_element(c, c + row.top_k - 1, c + n, before);
-    n = row.top_k;
+// Collects the ids with l ≥ least into c.
+int64_t at_least(Candidate* c, const float* l, int64_t n, float least) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    c[count] = {l[i], static_cast<int32_t>(i)};
+    count += l[i] >= least && l[i] > -HUGE_VALF;
   }
-  if (n == 0) return 0;
-  const float top = std::min_element(c, c + n, before)->l;
-  if (row.top_p < 1) {
-    // Summed in the order of likelihood, so the total does not depend on how the candidates lie. Sorted piece
-    // by piece: the set is usually short.
-    double total = 0;
-    std::sort(c, c + n, before);
-    for (int64_t i = 0; i < n; ++i) total += std::exp(static_cast<double>(c[i].l - top));
-    double sum = 0;
-    int64_t keep = 0;
-    while (keep < n) {
-      sum += std::exp(static_cast<double>(c[keep++].l - top));
-      if (sum >= static_cast<double>(row.top_p) * total) break;
-    }
-    n = keep;
+  return count;
+}
+
+// The k best in any order: a heap of them whose worst turns most ids away with one comparison.
+int64_t best(Candidate* c, const float* l, int64_t n, int64_t k) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const Candidate a{l[i], static_cast<int32_t>(i)};
+    if (count == k ? !before(a, c[0]) : !(a.l > -HUGE_VALF)) continue;
+    if (count == k) std::pop_heap(c, c + count--, before);
+    c[count++] = a;
+    std::push_heap(c, c + count, before);
   }
-  if (row.min_p > 0) {
-    const float least = top + std::log(row.min_p);
-    n = std::partition(c, c + n, [&](const Candidate& a) { return a.l >= least; }) - c;
+  return count;
+}
+
+// The shortest prefix of the sorted candidates whose weight reaches p · total, or n if none does.
+int64_t prefix(const Candidate* c, int64_t n, float top, double wanted, bool& reached) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    sum += std::exp(static_cast<double>(c[i].l - top));
+    reached = sum >= wanted;
+    if (reached) return i + 1;
   }
   return n;
 }
 
+// The ids of l that survive the cuts, in any order; `top` is the largest l.
+int64_t cut(Candidate* c, const float* l, int64_t n, float top, const SamplingRow& row) {
+  const float least = row.min_p > 0 ? top + std::log(row.min_p) : -HUGE_VALF;
+  const bool limited = row.top_k > 0 && row.top_k < n;
+  int64_t count;
+  bool reached = false;
+  if (row.top_p < 1 && !limited) {
+    // Weights below e^-40 of the largest change no sum; the set is usually within a few units of the top, so it is
+    // sought in growing distances from there.
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i)
+      if (l[i] - top > -40) total += std::exp(static_cast<double>(l[i] - top));
+    for (float reach = 4; !reached; reach *= 2) {
+      count = at_least(c, l, n, reach < 64 ? top - reach : -HUGE_VALF);
+      std::sort(c, c + count, before);
+      count = prefix(c, count, top, static_cast<double>(row.top_p) * total, reached);
+      if (reach >= 64) break;
+    }
+  } else if (limited) {
+    count = best(c, l, n, row.top_k);
+    if (row.top_p < 1) {
+      std::sort(c, c + count, before);
+      double total = 0;
+      for (int64_t i = 0; i < count; ++i) total += std::exp(static_cast<double>(c[i].l - top));
+      count = prefix(c, count, top, static_cast<double>(row.top_p) * total, reached);
+    }
+  } else {
+    return at_least(c, l, n, least);
+  }
+  return std::partition(c, c + count, [&](const Candidate& a) { return a.l >= least; }) - c;
+}
+
+// argmax of l + noise. An id's noise is at most (leading zeros of its bits + 1) · log 2, which turns most away before
+// a logarithm is taken.
 int32_t draw(const Candidate* c, int64_t n, const SamplingRow& row) {
   const uint64_t key = scalar::noise_key(row.seed, row.position);
-  int32_t best = -1;
+  int32_t chosen = -1;
   float top = -HUGE_VALF;
   for (int64_t i = 0; i < n; ++i) {
-    const float l = c[i].l + scalar::gumbel(scalar::noise_bits(key, c[i].id));
-    if (best < 0 || l > top || (l == top && c[i].id < best)) {
+    const uint32_t bits = scalar::noise_bits(key, c[i].id);
+    if (c[i].l + static_cast<float>(std::countl_zero(bits) + 1) * 0.6932f < top) continue;
+    const float l = c[i].l + scalar::gumbel(bits);
+    if (chosen < 0 || l > top || (l == top && c[i].id < chosen)) {
       top = l;
-      best = c[i].id;
+      chosen = c[i].id;
     }
   }
-  return best;
+  return chosen;
 }
 
 }  // namespace
@@ -113,9 +152,18 @@ void sample(Stream& s, Tensor ids, Tensor logits, const SamplingRow* rows, int64
         id = argmax(l, vocab);
         continue;
       }
-      auto* candidates = reinterpret_cast<Candidate*>(thread_scratch(1, 2 * vocab));
-      for (int64_t i = 0; i < vocab; ++i) candidates[i] = {l[i] / row.temperature, static_cast<int32_t>(i)};
-      id = draw(candidates, cut(candidates, vocab, row), row);
+      const int32_t first = argmax(l, vocab);
+      if (first < 0) {
+        id = -1;
+        continue;
+      }
+      for (int64_t i = 0; i < vocab; ++i) l[i] /= row.temperature;
+      if (!(std::abs(l[first]) < HUGE_VALF)) {  // so cold that the quotient overflows
+        id = first;
+        continue;
+      }
+      auto* candidates = reinterpret_cast<Candidate*>(thread_scratch(1, 2 * (vocab + 1)));
+      id = draw(candidates, cut(candidates, l, vocab, l[first], row), row);
     }
   });
 }

@@ -166,7 +166,7 @@ inline TestWeight random_weight(Machine& m, Random& random, DType dtype, int64_t
       std::vector<uint8_t> bytes(static_cast<size_t>(n * k / 2)), scale(static_cast<size_t>(n * k / 16));
       for (auto& b : bytes) b = static_cast<uint8_t>(random.integer(0, 255));
       for (auto& b : scale) b = scalar::f32_to_e4m3(static_cast<float>(random.integer(1, 15)));
-      t.w.global_scale = sigma / 16;
+      t.w.global_scale = 0x1p-8f;  // a power of two: the product of three factors is rounded once
       for (int64_t i = 0; i < n * k; ++i) {
         const uint8_t byte = bytes[static_cast<size_t>(i / 2)];
         t.values[static_cast<size_t>(i)] = double{quant::e2m1_to_float(i % 2 ? byte >> 4 : byte & 15)} *
