@@ -11,6 +11,7 @@ class App;
 
 namespace quern {
 
+int bench_main(int argc, char** argv);
 int chat_main(int argc, char** argv);
 int convert_main(int argc, char** argv);
 int eval_main(int argc, char** argv);

@@ -21,6 +21,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", run_main, "one answer"},
     {"chat", chat_main, "a conversation in the terminal"},
+    {"bench", bench_main, "how fast a model runs"},
     {"eval", eval_main, "compare with outputs of the reference, or score a text"},
     {"inspect", inspect_main, "what a model's files hold, and what goes where"},
     {"serve", serve_main, "the OpenAI- and Anthropic-compatible server and its web page"},
