@@ -99,7 +99,12 @@ void EngineCore::check(const Request& r) const {
   if (r.thinking_budget >= 0 && std::find(r.thinking_close.begin(), r.thinking_close.end(),
                                           r.thinking_end_id) == r.thinking_close.end())
     invalid("thinking_budget: the ids that close the thinking do not hold its end");
-  if (r.grammar) invalid("grammar: not supported yet");
+  if (r.grammar) {
+    if (r.grammar->vocabulary().size() > limits_.vocab)
+      invalid(fmt::format("grammar: made for {} tokens, the model has {}", r.grammar->vocabulary().size(),
+                          limits_.vocab));
+    if (r.grammar_after_id >= 0) id_in_range("grammar_after_id", r.grammar_after_id);
+  }
   for (const int64_t point : r.snapshot_points)
     if (point < 0 || point > size)
       invalid(fmt::format("snapshot_points: expected 0 to {}, found {}", size, point));
@@ -114,6 +119,7 @@ void EngineCore::submit(std::shared_ptr<const Submission> submission) {
     reply->key = ++keys_;
     reply->ids = submission->request.prompt;
     reply->acceptance = acceptance_;
+    reply->grammar = GrammarPlace(submission->request);
     if (has_penalties(submission->request.sampling)) start_counts(*reply);
     set_snapshot_points(*reply);
     waiting_.push_back(std::move(reply));

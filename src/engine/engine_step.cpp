@@ -49,11 +49,16 @@ EngineCore::Wish EngineCore::wish_for(Reply& r, int64_t n_sequences) {
   if (options_.draft_lookup) {
     r.lookup.extend(r.ids);
     proposal = r.lookup.propose(r.ids, static_cast<int>(most));
+    GrammarPlace ahead = r.grammar;
+    size_t allowed = 0;
+    while (allowed < proposal.ids.size() && ahead.take(proposal.ids[allowed])) ++allowed;
+    proposal.ids.resize(allowed);
   }
   const bool block = options_.draft_block && model_.has_drafts();
   if (options_.fixed_drafts) {
     if (!proposal.ids.empty()) {
-      wish = {DraftSource::Lookup, static_cast<int>(most), proposal.match, std::move(proposal.ids)};
+      const auto depth = static_cast<int>(proposal.ids.size());
+      wish = {DraftSource::Lookup, depth, proposal.match, std::move(proposal.ids)};
     } else if (block) {
       wish.source = DraftSource::Block;
       wish.depth = static_cast<int>(most);
@@ -69,7 +74,7 @@ EngineCore::Wish EngineCore::wish_for(Reply& r, int64_t n_sequences) {
   if (block) by_block = best_depth(r.acceptance, 0, true, static_cast<int>(most), cost);
   if (!proposal.ids.empty())
     by_lookup = best_depth(r.acceptance, Acceptance::bucket(DraftSource::Lookup, proposal.match), false,
-                           static_cast<int>(most), cost);
+                           static_cast<int>(proposal.ids.size()), cost);
   // A source left aside for long is tried again with one draft: text changes.
   if (block && by_block.depth == 0 && ++r.steps_since_block >= kProbeSteps) by_block.depth = 1;
   if (!proposal.ids.empty() && by_lookup.depth == 0 && ++r.steps_since_lookup >= kProbeSteps)
@@ -317,7 +322,8 @@ void EngineCore::accept(Row& row, Tensor logits, int64_t first_row) {
   if (!failed || n_said > 0) say(r, said, std::move(logprobs));
   if (decode) r.sequence->commit(n_said);  // the drafted ids are in ids() by now
   if (failed)
-    return end(row.reply, FinishReason::Error, "the model's output for this request is not a number");
+    return end(row.reply, FinishReason::Error,
+               "no token can be chosen: the model's output is not a number, or nothing is allowed");
   if (!decode && cache_.enabled()) {
     // The whole prompt is known to be sound now: later prompts can tell how far they agree with it.
     const int64_t whole = r.prompt_size() / kPageTokens * kPageTokens;
@@ -332,6 +338,8 @@ void EngineCore::say(Reply& r, std::span<const int32_t> ids, std::vector<TokenLo
   const bool penalties = has_penalties(r.request().sampling);
   for (const int32_t id : ids) {
     r.ids.push_back(id);
+    // Ids that the thinking budget dictates stand whatever the grammar says; it goes on behind them.
+    r.grammar.take(id);
     if (penalties) count_id(r.seen_ids, r.seen_counts, id);
   }
   r.sequence->append(ids);

@@ -11,6 +11,7 @@
 #include "cache/prefix_index.h"
 #include "cache/sequence.h"
 #include "engine/draft_policy.h"
+#include "engine/grammar_place.h"
 #include "engine/ngram_draft.h"
 #include "engine/request.h"
 
@@ -61,6 +62,7 @@ struct Reply {
   // Ids seen, sorted, with how often the reply holds each: what penalties need; empty without penalties.
   std::vector<int32_t> seen_ids, seen_counts;
 
+  GrammarPlace grammar;
   NgramDraft lookup;
   Acceptance acceptance;
   int64_t steps_since_block = 0, steps_since_lookup = 0;

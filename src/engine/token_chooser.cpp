@@ -7,6 +7,19 @@
 #include "base/check.h"
 
 namespace quern {
+namespace {
+
+// The id that the thinking budget dictates at this row, or -1.
+int32_t forced_after(const ChoiceRow& row) {
+  const Reply& reply = *row.reply;
+  const int64_t at = reply.reply_size() + static_cast<int64_t>(row.after.size());
+  if (reply.request().thinking_budget < 0 || at < reply.request().thinking_budget) return -1;
+  std::vector<int32_t> said(reply.ids.begin() + reply.prompt_size(), reply.ids.end());
+  said.insert(said.end(), row.after.begin(), row.after.end());
+  return forced_id(reply.request(), said, at);
+}
+
+}  // namespace
 
 bool has_penalties(const SamplingParams& p) {
   return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
@@ -71,6 +84,18 @@ void TokenChooser::fill(SamplingRow& row, const ChoiceRow& choice) {
       row.n_seen = static_cast<int32_t>(ids.size());
     }
   }
+  GrammarPlace place = reply.grammar;
+  // A draft that the grammar refuses is not chosen, and what follows it does not matter; but ids that the thinking
+  // budget dictates stand whatever the grammar says.
+  bool allowed = true;
+  for (size_t i = 0; i < choice.after.size() && allowed; ++i)
+    allowed = place.take(choice.after[i]) ||
+              forced_after({choice.reply, choice.after.first(i), 0}) == choice.after[i];
+  if (allowed && place.active() && forced_after(choice) < 0) {
+    mask_.assign(static_cast<size_t>((vocab_ + 31) / 32), 0);
+    place.fill_mask(mask_);
+    row.mask = stage(std::span<const uint32_t>(mask_));
+  }
   if (!p.logit_bias.empty()) {
     std::vector<int32_t> ids;
     std::vector<float> bias;
@@ -126,12 +151,8 @@ void TokenChooser::choose(Tensor logits, std::span<const ChoiceRow> rows, std::v
   stream_.synchronize();
 
   for (size_t i = 0; i < rows.size(); ++i) {
-    const Reply& reply = *rows[i].reply;
-    if (out[first + i] < 0 || reply.request().thinking_budget < 0) continue;
-    std::vector<int32_t> said(reply.ids.begin() + reply.prompt_size(), reply.ids.end());
-    said.insert(said.end(), rows[i].after.begin(), rows[i].after.end());
-    const int32_t forced = forced_id(reply.request(), said, static_cast<int64_t>(said.size()));
-    if (forced >= 0) out[first + i] = forced;
+    if (out[first + i] < 0) continue;
+    if (const int32_t forced = forced_after(rows[i]); forced >= 0) out[first + i] = forced;
   }
 }
 

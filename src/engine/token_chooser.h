@@ -43,6 +43,7 @@ class TokenChooser {
   std::vector<std::byte> staged_;  // what the rows point to, uploaded in one piece
   Buffer on_device_;
   std::vector<float> logits_;
+  std::vector<uint32_t> mask_;
 };
 
 // Sorted insertion of one id that the reply now holds.

@@ -17,6 +17,8 @@
 #include "model/model.h"
 #include "ops/sampling.h"
 #include "tensor/stream.h"
+#include "text/grammar.h"
+#include "text/tokenizer.h"
 
 namespace quern {
 
@@ -145,15 +147,31 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
     for (const auto& [id, b] : p.logit_bias) bias_ids.push_back(id), bias.push_back(b);
     row.seen_ids = ids.data(), row.seen_counts = ns.data(), row.n_seen = static_cast<int32_t>(ids.size());
     row.bias_ids = bias_ids.data(), row.bias = bias.data(), row.n_bias = static_cast<int32_t>(bias.size());
+    // The grammar from its beginning, each time anew. Ids that the thinking budget dictates may not fit; it goes on
+    // behind them.
+    std::vector<uint32_t> mask;
+    std::optional<GrammarMatcher> matcher;
+    if (r.grammar && r.grammar_after_id < 0) matcher.emplace(r.grammar);
+    for (const int32_t i : said) {
+      if (matcher)
+        matcher->accept(i);
+      else if (r.grammar && i == r.grammar_after_id)
+        matcher.emplace(r.grammar);
+    }
+    const auto spoken = static_cast<int64_t>(said.size());
+    const bool dictated = r.thinking_budget >= 0 && spoken >= r.thinking_budget &&
+                          spoken - r.thinking_budget < static_cast<int64_t>(r.thinking_close.size()) &&
+                          std::find(said.begin(), said.begin() + r.thinking_budget, r.thinking_end_id) ==
+                              said.begin() + r.thinking_budget;
+    if (matcher && !dictated) {
+      mask.resize(static_cast<size_t>((model.config().vocab + 31) / 32));
+      matcher->fill_mask(mask);
+      row.mask = mask.data();
+    }
     int32_t id = -1;
     const Tensor out(&id, DType::I32, {1, 1});
     sample(t.stream, out, logits.slice_rows(logits.shape[0] - 1, logits.shape[0]), &row, 1);
-    const auto at = static_cast<int64_t>(said.size());
-    if (r.thinking_budget >= 0 && at >= r.thinking_budget &&
-        at - r.thinking_budget < static_cast<int64_t>(r.thinking_close.size()) &&
-        std::find(said.begin(), said.begin() + r.thinking_budget, r.thinking_end_id) ==
-            said.begin() + r.thinking_budget)
-      id = r.thinking_close[at - r.thinking_budget];
+    if (dictated) id = r.thinking_close[spoken - r.thinking_budget];
     said.push_back(id);
     if (std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end() ||
         static_cast<int64_t>(said.size()) >= r.max_tokens)

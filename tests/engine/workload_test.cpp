@@ -13,6 +13,21 @@
 namespace quern {
 namespace {
 
+const std::vector<GrammarPtr>& grammars() {
+  static const auto list = [] {
+    const Tokenizer tokenizer = Tokenizer::from_file(kTiny + "/tokenizer.json");
+    const auto vocabulary =
+        std::make_shared<const GrammarVocabulary>(tokenizer, std::vector<int32_t>{4002, 4000});
+    return std::vector<GrammarPtr>{
+        compile_any_json(vocabulary), compile_regex(vocabulary, "(yes|no|[a-f]{2,9} [0-9]+)+"),
+        compile_json_schema(vocabulary, parse_json(R"({"type": "object", "properties": {
+            "name": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "minimum": 0, "maximum": 99},
+            "kind": {"enum": ["left", "right"]}, "list": {"type": "array", "items": {"type": "boolean"}}},
+            "required": ["name", "n", "kind"], "additionalProperties": false})"))};
+  }();
+  return list;
+}
+
 uint32_t first_seed = 1, n_seeds = 3;
 
 class Workload {
@@ -67,6 +82,11 @@ class Workload {
       r.thinking_budget = below(20);
       r.thinking_end_id = 4009;
       r.thinking_close = {11, 4009, 12};
+    }
+    if (one_in(4)) {
+      r.grammar = grammars()[below(static_cast<uint32_t>(grammars().size()))];
+      r.stop_ids = {4002, 4000};
+      if (r.thinking_budget >= 0) r.grammar_after_id = 4009;
     }
     return r;
   }
