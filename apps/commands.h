@@ -14,6 +14,7 @@ namespace quern {
 int bench_main(int argc, char** argv);
 int chat_main(int argc, char** argv);
 int convert_main(int argc, char** argv);
+int bench_url_main(int argc, char** argv);  // bench --url
 int eval_main(int argc, char** argv);
 int inspect_main(int argc, char** argv);
 int run_main(int argc, char** argv);

@@ -45,6 +45,9 @@ int run(int argc, char** argv) {
     print_usage(stdout);
     return 0;
   }
+  if (name == "bench")
+    for (int i = 2; i < argc; ++i)
+      if (std::strncmp(argv[i], "--url", 5) == 0) return bench_url_main(argc - 1, argv + 1);
   for (const Command& c : kCommands)
     if (name == c.name) return c.main(argc - 1, argv + 1);
   std::fprintf(stderr, "quern: '%s' is no command\n", name.c_str());
