@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/generation_config.h"
 #include "commands.h"
-#include "engine/model_engine.h"
 #include "engine/scripted_engine.h"
+#include "engine_flags.h"
 #include "model_flags.h"
 #include "server/service.h"
 #include "text/chat_template.h"
@@ -31,16 +32,14 @@ namespace fs = std::filesystem;
 
 struct ServeFlags {
   ModelFlags model;
-  EngineOptions engine;
-  int64_t context = 0, pool_tokens = 0, step_tokens = 512;
-  double snapshot_ram_mib = 4096, snapshot_disk_mib = 65536;
+  EngineFlags engine;
   std::string script;
   ServiceOptions service;
   ChatDefaults defaults;
   std::vector<std::string> aliases, keys;
   std::string key_file, log_level = "info";
   int port = 8080;
-  int max_running = 0, max_queue = 1024;
+  int max_running = 256, max_queue = 1024;
   double body_mib = 64, header_kib = 64, drain_seconds = 30;
   double temperature = -1, top_p = -1, min_p = -1;
   int top_k = -1;
@@ -68,38 +67,10 @@ void add_flags(CLI::App& app, ServeFlags& f) {
   app.add_option("--tls-key", http.tls_key, "PEM file with its key");
 
   const auto positive = CLI::Range(0.001, 1e9);
-  app.add_option("--max-running", f.max_running, "replies written at a time (default: 8; 256 with --script)")
-      ->check(CLI::Range(1, 65536));
-  app.add_option("--ctx", f.context,
-                 "tokens of prompt and reply together; 0: the model's limit, at most 32768")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+  f.engine.add_to(app);
+  app.add_option("--max-running", f.max_running, "with --script: replies written at a time")
+      ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app.add_option("--pool-tokens", f.pool_tokens,
-                 "tokens the KV cache holds, over all replies (default: what all replies can need, at most "
-                 "the larger "
-                 "of --ctx and 131072)")
-      ->check(CLI::Range(int64_t{64}, int64_t{1} << 32));
-  app.add_option("--step-tokens", f.step_tokens, "most tokens of one step")
-      ->check(CLI::Range(int64_t{64}, int64_t{1} << 16))
-      ->capture_default_str();
-  app.add_option("--max-stall-ms", f.engine.max_stall_ms,
-                 "longest wait of a running reply while others are read")
-      ->check(positive)
-      ->capture_default_str();
-  app.add_option("--max-drafts", f.engine.max_drafts, "most tokens drafted a step; 0: none")
-      ->check(CLI::Range(0, kMaxDrafts))
-      ->capture_default_str();
-  app.add_flag("!--no-prefix-cache", f.engine.prefix_cache, "read every prompt anew");
-  app.add_option("--snapshot-ram-mib", f.snapshot_ram_mib, "host memory for the prefix cache's snapshots")
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str();
-  app.add_option("--snapshot-dir", f.engine.snapshot_directory, "folder where snapshots survive a restart");
-  app.add_option("--snapshot-disk-mib", f.snapshot_disk_mib, "most bytes of that folder")
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str();
-  app.add_flag(
-      "--reuse-replies", f.engine.reuse_replies,
-      "let generated tokens enter the prefix cache on CUDA too: faster next turns, no longer bit-exact");
   app.add_option("--max-queue", f.max_queue, "replies that wait; more get 429")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
@@ -165,55 +136,16 @@ void add_flags(CLI::App& app, ServeFlags& f) {
 }
 
 // The ids that end a turn, and the sampling the model's makers advise.
-void read_generation_config(const fs::path& folder, const Tokenizer& tokenizer, ChatDefaults& defaults) {
+void set_defaults(const GenerationConfig& config, const Tokenizer& tokenizer, ChatDefaults& defaults) {
   if (const auto id = tokenizer.find_special("<|im_end|>")) defaults.end_ids.push_back(*id);
-  const fs::path path = folder / "generation_config.json";
-  if (!fs::exists(path)) return;
-  const Json config = parse_json(read_file(path, 1 << 20));
-  const auto add = [&](const Json& id) {
-    if (!id.is_int() || id.as_int() < 0 || id.as_int() >= tokenizer.size())
-      throw Error(
-          fmt::format("{}: eos_token_id: expected a token id, found {}", path.string(), write_json(id)));
-    const auto end = static_cast<int32_t>(id.as_int());
-    if (std::find(defaults.end_ids.begin(), defaults.end_ids.end(), end) == defaults.end_ids.end())
-      defaults.end_ids.push_back(end);
-  };
-  if (const Json* eos = config.find("eos_token_id")) {
-    if (eos->is_array())
-      for (const Json& id : eos->as_array()) add(id);
-    else if (!eos->is_null())
-      add(*eos);
-  }
-  const auto number = [&](const char* name, double otherwise) {
-    const Json* value = config.find(name);
-    return value && value->is_number() ? value->as_double() : otherwise;
-  };
-  const Json* sample = config.find("do_sample");
+  for (int32_t id : config.eos_ids)
+    if (std::find(defaults.end_ids.begin(), defaults.end_ids.end(), id) == defaults.end_ids.end())
+      defaults.end_ids.push_back(id);
   SamplingParams& s = defaults.sampling;
-  s.temperature =
-      sample && sample->is_bool() && !sample->as_bool() ? 0 : static_cast<float>(number("temperature", 1));
-  s.top_p = static_cast<float>(number("top_p", 1));
-  s.top_k = static_cast<int32_t>(number("top_k", 0));
-  s.min_p = static_cast<float>(number("min_p", 0));
-}
-
-OpenModel open_for_serving(const ServeFlags& f) {
-  ModelOptions options;
-  options.n_slots = f.max_running ? f.max_running : 8;
-  options.drafts = f.engine.max_drafts > 0;
-  const Config config = read_config(*Checkpoint::open(f.model.model));
-  const int64_t context = f.context ? f.context : std::min<int64_t>(config.max_positions, 32768);
-  const int64_t all = options.n_slots * context;
-  const int64_t tokens = f.pool_tokens ? f.pool_tokens : std::min(all, std::max<int64_t>(context, 131072));
-  // A page more for each reply: its last one is seldom full, and drafts reach beyond its end.
-  const int64_t pages = tokens / kPageTokens + 2 * int64_t{options.n_slots};
-  if (pages > INT32_MAX) throw Error(fmt::format("--pool-tokens: {} are too many", tokens));
-  options.n_pages = static_cast<int32_t>(pages);
-  options.batch = {.rows = std::max<int64_t>(f.step_tokens, options.n_slots * (kMaxDrafts + 1)),
-                   .segments = options.n_slots,
-                   .logits = int64_t{options.n_slots} * (kMaxDrafts + 1),
-                   .context = context};
-  return open_model(f.model, options);
+  s.temperature = config.do_sample ? static_cast<float>(config.temperature.value_or(1)) : 0;
+  s.top_p = static_cast<float>(config.top_p.value_or(1));
+  s.top_k = static_cast<int32_t>(config.top_k.value_or(0));
+  s.min_p = static_cast<float>(config.min_p.value_or(0));
 }
 
 // Blocks until SIGTERM or SIGINT.
@@ -243,9 +175,9 @@ int serve_main(int argc, char** argv) {
   service.access.loopback = is_loopback_name(
       service.http.host.find(':') == std::string::npos ? service.http.host : "[" + service.http.host + "]");
 
-  const fs::path folder = f.model.model;
-  if (!fs::is_directory(folder)) throw Error(fmt::format("{}: expected a model's folder", f.model.model));
-  const fs::path name = fs::weakly_canonical(folder).filename();
+  const fs::path path = f.model.model;
+  const fs::path whole = fs::weakly_canonical(path);
+  const fs::path name = fs::is_directory(whole) ? whole.filename() : whole.stem();
   service.model_names.push_back(name.string());
   for (std::string& alias : f.aliases) service.model_names.push_back(std::move(alias));
 
@@ -257,9 +189,12 @@ int serve_main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
 
-  const Tokenizer tokenizer = Tokenizer::from_file(folder / "tokenizer.json");
-  const ChatTemplate chat_template = ChatTemplate::from_model(folder);
-  read_generation_config(folder, tokenizer, f.defaults);
+  // With a script nothing but the tokenizer, the template and the defaults is needed of a folder.
+  const Tokenizer tokenizer = Tokenizer::from_model(path);
+  const ChatTemplate chat_template = ChatTemplate::from_model(path);
+  set_defaults(fs::exists(path / "tokenizer.json") ? read_generation_config(path)
+                                                   : read_generation_config(*Checkpoint::open(f.model.model)),
+               tokenizer, f.defaults);
   if (f.defaults.end_ids.empty())
     throw Error(
         fmt::format("{}: no end-of-turn token: expected <|im_end|> in the tokenizer, or eos_token_id in "
@@ -270,31 +205,29 @@ int serve_main(int argc, char** argv) {
   if (f.top_k >= 0) f.defaults.sampling.top_k = f.top_k;
   if (f.min_p >= 0) f.defaults.sampling.min_p = static_cast<float>(f.min_p);
 
-  OpenModel open;
-  std::unique_ptr<Engine> engine;
+  OpenEngine open;
+  std::unique_ptr<Engine> scripted;
   if (!f.script.empty()) {
     ScriptedEngineOptions options;
     options.vocab = tokenizer.size();
     options.end_id = f.defaults.end_ids[0];
-    options.max_running = f.max_running ? f.max_running : 256;
+    options.max_running = f.max_running;
     options.max_queue = f.max_queue;
     options.decode = [&](std::span<const int32_t> ids) { return tokenizer.decode(ids); };
-    engine = make_scripted_engine(
+    scripted = make_scripted_engine(
         parse_script(read_file(f.script, 256 << 20),
                      [&](std::string_view text) { return tokenizer.encode(text, ControlTokens::Recognise); }),
         std::move(options));
   } else {
-    open = open_for_serving(f);
-    f.engine.max_queue = f.max_queue;
-    f.engine.snapshot_ram = static_cast<int64_t>(f.snapshot_ram_mib * (1 << 20));
-    f.engine.snapshot_disk = static_cast<int64_t>(f.snapshot_disk_mib * (1 << 20));
-    engine = std::make_unique<ModelEngine>(*open.model, f.engine);
+    f.engine.options.max_queue = f.max_queue;
+    open = open_engine(f.model, f.engine);
   }
 
+  Engine& engine = scripted ? *scripted : *open.engine;
   const bool tls = !service.http.tls_certificate.empty();
   const std::string host = service.http.host;
   const bool open_to_all = !service.access.loopback && service.access.keys.empty();
-  Service server(std::move(service), *engine, tokenizer, chat_template, f.defaults);
+  Service server(std::move(service), engine, tokenizer, chat_template, f.defaults);
   server.start();
   log(LogLevel::Info, "serving {} on {}://{}:{}", name.string(), tls ? "https" : "http", host, server.port());
   if (open_to_all)
@@ -311,7 +244,7 @@ int serve_main(int argc, char** argv) {
   const timespec tick{0, 50'000'000};
   while (!drained && sigtimedwait(&signals, nullptr, &tick) < 0) {
   }
-  engine->stop();
+  engine.stop();
   server.stop();
   drain.join();
   return 0;
