@@ -15,8 +15,9 @@ bool solve(const std::array<std::array<double, 3>, 3>& xx, const std::array<doub
   std::array<std::array<double, 4>, 3> a{};
   for (int i = 0; i < 3; ++i) {
     for (int j = 0; j < 3; ++j) a[i][j] = use[i] && use[j] ? xx[i][j] : (i == j ? 1.0 : 0.0);
-    // A small ridge: where D never varied, base and decode_row cannot be told apart and any split will do.
-    if (use[i]) a[i][i] *= 1 + 1e-9;
+    // A small ridge on the slopes: where the number of rows never varied, base and slope cannot be told apart, and the
+    // cost is taken to be the step's own. So more rows are tried, and the slope is learnt.
+    if (use[i] && i > 0) a[i][i] *= 1 + 1e-3;
     a[i][3] = use[i] ? xy[i] : 0;
   }
   for (int p = 0; p < 3; ++p) {

@@ -47,6 +47,8 @@ class EngineCore {
   // Work for the engine's thread, from any thread; runs at the next step. `wake` is called on arrival.
   void post(std::function<void()> work);
   void run_posted();
+  // Seconds, ever growing, that steps are measured by. Tests replay a run by giving it the same ones.
+  void set_clock(std::function<double()> clock) { clock_ = std::move(clock); }
   void set_wake(std::function<void()> wake) { wake_ = std::move(wake); }
 
   EngineStats stats() const;
@@ -114,6 +116,9 @@ class EngineCore {
   std::mutex posted_mutex_;
   std::vector<std::function<void()>> posted_;
   std::function<void()> wake_;
+  std::function<double()> clock_ = [] {
+    return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  };
 };
 
 }  // namespace quern

@@ -120,7 +120,7 @@ void EngineCore::draft(std::vector<Row>& rows) {
 
   std::vector<int32_t> chosen;
   for (int pass = 0; !items.empty(); ++pass) {
-    const auto begin = Clock::now();
+    const double begin = clock_();
     batch_.build_draft(items);
     const Tensor logits = model_.draft(batch_);
     std::vector<ChoiceRow> choices;
@@ -149,7 +149,7 @@ void EngineCore::draft(std::vector<Row>& rows) {
     for (size_t i = 0; i < items.size(); ++i)
       items[i].ids = std::span<const int32_t>(item_rows[i]->drafts).last(1);
     if (!drafting.empty()) {
-      const double took = seconds_between(begin, Clock::now());
+      const double took = clock_() - begin;
       pass_seconds_ = pass_seconds_ == 0 ? took : 0.9 * pass_seconds_ + 0.1 * took;
     }
   }
@@ -165,7 +165,7 @@ void EngineCore::draft(std::vector<Row>& rows) {
 }
 
 void EngineCore::run(std::vector<Row>& rows) {
-  const auto begin = Clock::now();
+  const double begin = clock_();
   std::vector<BatchItem> items;
   int64_t decode_rows = 0, prefill_rows = 0;
   for (Row& row : rows) {
@@ -217,7 +217,7 @@ void EngineCore::run(std::vector<Row>& rows) {
   for (const auto& [i, reply] : fork_rows) choices.push_back({reply.get(), {}, batch_.first_logits(i)});
   std::vector<int32_t> chosen;
   chooser_.choose(logits, choices, chosen);
-  meter_.observe(decode_rows, prefill_rows, seconds_between(begin, Clock::now()));
+  meter_.observe(decode_rows, prefill_rows, clock_() - begin);
 
   size_t next = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
