@@ -12,8 +12,11 @@
 #include "checkpoint/safetensors_writer.h"
 #include "commands.h"
 #include "model/config.h"
+#include "model/convert.h"
+#include "model/ngram_hash.h"
 #include "model/synthetic.h"
 #include "progress_bar.h"
+#include "text/gguf_tokenizer.h"
 
 namespace quern {
 namespace {
@@ -27,11 +30,13 @@ void write_json_file(const std::filesystem::path& path, const Json& json) {
 }  // namespace
 
 int synth_main(int argc, char** argv) {
-  CLI::App app("Writes a random checkpoint with the shapes of a real one: a Hugging Face folder.");
+  namespace fs = std::filesystem;
+  CLI::App app(
+      "Writes a random checkpoint with the shapes of a real one: a Hugging Face folder, or OUT.gguf.");
   std::string out, geometry, type = "bf16";
   SyntheticOptions options;
   int threads = 0;
-  app.add_option("OUT", out, "the folder to write; it must not exist")->required();
+  app.add_option("OUT", out, "the folder to write, or a path that ends in .gguf; it must not exist")->required();
   app.add_option("--geometry", geometry, "tiny, or full: the released widths")
       ->required()
       ->check(CLI::IsMember({"tiny", "full"}));
@@ -40,9 +45,7 @@ int synth_main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--experts", options.experts, "experts a layer (default: 512 full, 16 tiny)")
       ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--type", type, "the weights' type: bf16, f16 or f32")
-      ->check(CLI::IsMember({"bf16", "f16", "f32"}))
-      ->capture_default_str();
+  app.add_option("--type", type, "bf16, f16 or f32; for GGUF any type quern convert takes")->capture_default_str();
   app.add_option(
          "--ngram-base", options.ngram_base,
          "size of one head's part of the n-gram table (default: 20000 full, 500 tiny; the release: 20000000)")
@@ -56,15 +59,33 @@ int synth_main(int argc, char** argv) {
   options.full = geometry == "full";
   const Json config_json = synthetic_config(options);
   const Config config = parse_config(config_json, "config.json");
+  Recipe recipe;
+  recipe.type = parse_type(type);
+  if (fs::exists(out)) throw Error(fmt::format("{}: exists already", out));
+  ThreadPool pool(threads);
+  ProgressBar bar("writing");
+  const Progress progress = [&](int64_t done, int64_t all) { bar.update(done, all); };
+  if (fs::path(out).extension() == ".gguf") {
+    GgufKeys keys;
+    write_gguf_config(keys, config, compute_ngram_table(config).hash, options.mtp, recipe.type);
+    write_tokenizer_gguf(keys, synthetic_tokenizer(config), config.vocab);
+    keys.u32("tokenizer.ggml.eos_token_id", config.ple.eos_id + 2);
+    keys.u32("tokenizer.ggml.padding_token_id", config.ple.eos_id);
+    keys.boolean("tokenizer.ggml.add_bos_token", false);
+    keys.text("tokenizer.chat_template", synthetic_chat_template());
+    const std::vector<SourceTensor> sources = synthetic_sources(config, options.seed);
+    write_gguf(out, keys, gguf_tensors(sources, config, recipe), pool, progress);
+    return 0;
+  }
+
+  if (dtype_info(recipe.type).block != 1)
+    throw Error(fmt::format(
+        "{}: a Hugging Face folder holds bf16, f16 or f32, not {}; a path that ends in .gguf takes it", out, type));
   std::vector<ExportTensor> tensors = synthetic_tensors(config, options.seed, options.full ? 128 : 4);
   for (ExportTensor& t : tensors) {
     t.name = hugging_face_name(t.name);
-    if (t.dtype == DType::BF16)
-      t.dtype = type == "f32" ? DType::F32 : type == "f16" ? DType::F16 : DType::BF16;
+    if (t.dtype == DType::BF16) t.dtype = recipe.type;
   }
-
-  namespace fs = std::filesystem;
-  if (fs::exists(out)) throw Error(fmt::format("{}: exists already", out));
   const fs::path partial = out + ".partial";
   fs::remove_all(partial);
   std::error_code failed;
@@ -72,13 +93,9 @@ int synth_main(int argc, char** argv) {
   if (failed) throw Error(fmt::format("{}: {}", partial.string(), failed.message()));
   write_json_file(partial / "config.json", config_json);
   write_json_file(partial / "generation_config.json", synthetic_generation_config(config));
-  write_json_file(partial / "tokenizer.json", synthetic_tokenizer(config));
+  write_json_file(partial / "tokenizer.json", write_tokenizer_json(synthetic_tokenizer(config)));
   write_json_file(partial / "tokenizer_config.json", synthetic_tokenizer_config(config));
-  ThreadPool pool(threads);
-  {
-    ProgressBar bar("writing");
-    write_safetensors(partial, tensors, pool, [&](int64_t done, int64_t all) { bar.update(done, all); });
-  }
+  write_safetensors(partial, tensors, pool, progress);
   fs::rename(partial, out);
   return 0;
 }

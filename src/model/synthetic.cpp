@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
-#include "base/utf8.h"
 #include "model/ngram_hash.h"
 #include "model/tensor_list.h"
 
@@ -144,6 +144,24 @@ Json synthetic_config(const SyntheticOptions& o) {
                  {"text_config", text}});
 }
 
+namespace {
+
+using Rows = std::function<void(int64_t begin, int64_t end, float* out)>;
+
+Rows random_rows(const ListedTensor& listed, uint64_t seed) {
+  const Distribution d = distribution_of(listed);
+  const uint64_t key = mix(seed * 0x9E3779B97F4A7C15u + hash(listed.name));
+  return [d, key, cols = listed.shape.back()](int64_t begin, int64_t end, float* out) {
+    for (int64_t r = begin; r < end; ++r) {
+      Random random{mix(key ^ mix(static_cast<uint64_t>(r) + 1))};
+      for (int64_t i = 0; i < cols; ++i)
+        *out++ = d.decay ? std::log(random.uniform() * 15.9f + 0.1f) : d.mean + d.deviation * random.normal();
+    }
+  };
+}
+
+}  // namespace
+
 std::vector<ExportTensor> synthetic_tensors(const Config& config, uint64_t seed, int64_t table_parts) {
   const NgramTable table = compute_ngram_table(config);
   std::vector<ExportTensor> tensors;
@@ -159,16 +177,7 @@ std::vector<ExportTensor> synthetic_tensors(const Config& config, uint64_t seed,
                    : listed.name.ends_with("vocab_sizes") ? std::span<const int64_t>(table.hash.vocab)
                                                           : std::span<const int64_t>(table.hash.offset));
     } else {
-      const Distribution d = distribution_of(listed);
-      const uint64_t key = mix(seed * 0x9E3779B97F4A7C15u + hash(listed.name));
-      t.rows = [d, key, cols = t.cols()](int64_t begin, int64_t end, float* out) {
-        for (int64_t r = begin; r < end; ++r) {
-          Random random{mix(key ^ mix(static_cast<uint64_t>(r) + 1))};
-          for (int64_t i = 0; i < cols; ++i)
-            *out++ =
-                d.decay ? std::log(random.uniform() * 15.9f + 0.1f) : d.mean + d.deviation * random.normal();
-        }
-      };
+      t.rows = random_rows(listed, seed);
     }
     if (listed.group == TensorGroup::Table) {
       for (ExportTensor& part : split_rows(t, table_parts)) tensors.push_back(std::move(part));
@@ -179,15 +188,51 @@ std::vector<ExportTensor> synthetic_tensors(const Config& config, uint64_t seed,
   return tensors;
 }
 
-Json synthetic_tokenizer(const Config& config) {
-  // Byte-level BPE writes a byte as a printable character: itself where it is one, else from U+0100 on.
-  Json vocab;
-  int next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-    std::string c;
-    append_utf8(c, static_cast<char32_t>(printable ? byte : next++));
-    vocab.set(c, byte);
+std::vector<SourceTensor> synthetic_sources(const Config& config, uint64_t seed) {
+  std::vector<SourceTensor> sources;
+  for (const ListedTensor& listed : list_tensors(config)) {
+    if (listed.group == TensorGroup::Constant) continue;
+    SourceTensor s;
+    s.name = listed.name;
+    s.shape = listed.shape;
+    s.group = listed.group;
+    s.dtype = DType::BF16;
+    s.self_contained = false;  // no bytes lie anywhere
+    const Rows rows = random_rows(listed, seed);
+    if (!s.name.ends_with(".experts.gate_up_proj")) {
+      s.decode = [rows](int64_t r, float* out) { rows(r, r + 1, out); };
+      sources.push_back(std::move(s));
+      continue;
+    }
+    const int64_t n = config.d_expert;
+    s.shape[1] = n;
+    for (const int64_t half : {0, 1}) {
+      s.name = listed.name.substr(0, listed.name.rfind('.')) + (half == 0 ? ".gate_proj" : ".up_proj");
+      s.decode = [rows, n, half](int64_t r, float* out) {
+        const int64_t row = (r / n * 2 + half) * n + r % n;
+        rows(row, row + 1, out);
+      };
+      sources.push_back(s);
+    }
+  }
+  return sources;
+}
+
+TokenizerSpec synthetic_tokenizer(const Config& config) {
+  TokenizerSpec spec;
+  spec.name = "synthetic";
+  spec.pattern = SplitPattern::Qwen35;
+  spec.nfc = true;
+  for (int byte = 0; byte < 256; ++byte) spec.tokens.emplace_back(1, static_cast<char>(byte));
+  for (int id = 256; id < config.ple.eos_id; ++id) {
+    const int n = id - 256;
+    const auto letter = [](int i) {
+      return static_cast<char>(i < 26 ? 'a' + i : i < 52 ? 'A' + i - 26 : '0' + i - 52);
+    };
+    // 62³ = 238 328 strings of three; the rest get a fourth.
+    std::string token = {letter(n % 62), letter(n / 62 % 62), letter(n / 3844 % 62)};
+    if (n >= 62 * 62 * 62) token += '_';
+    spec.tokens.push_back(token);
   }
   // In the released order; the gaps are tokens this vocabulary has no use for.
   const std::pair<int, const char*> kControl[] = {
@@ -195,59 +240,31 @@ Json synthetic_tokenizer(const Config& config) {
       {10, "<|vision_end|>"}, {12, "<|image_pad|>"},   {13, "<|video_pad|>"},    {14, "<tool_call>"},
       {15, "</tool_call>"},   {16, "<tool_response>"}, {17, "</tool_response>"}, {18, "<think>"},
       {19, "</think>"}};
-  Json::Array added;
   for (const auto& [offset, text] : kControl) {
-    added.push_back(object({{"id", config.ple.eos_id + offset},
-                            {"content", text},
-                            {"single_word", false},
-                            {"lstrip", false},
-                            {"rstrip", false},
-                            {"normalized", false},
-                            {"special", offset < 14}}));
+    AddedToken a;
+    a.id = config.ple.eos_id + offset;
+    a.text = text;
+    a.special = offset < 14;
+    spec.added.push_back(std::move(a));
   }
-  const char* pattern =
-      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "
-      "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|"
-      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-  const Json split = object({{"type", "Split"},
-                             {"pattern", object({{"Regex", pattern}})},
-                             {"behavior", "Isolated"},
-                             {"invert", false}});
-  const Json bytes = object(
-      {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}});
-  return object(
-      {{"version", "1.0"},
-       {"truncation", nullptr},
-       {"padding", nullptr},
-       {"added_tokens", added},
-       {"normalizer", object({{"type", "NFC"}})},
-       {"pre_tokenizer", object({{"type", "Sequence"}, {"pretokenizers", Json::Array{split, bytes}}})},
-       {"post_processor", nullptr},
-       {"decoder", bytes},
-       {"model", object({{"type", "BPE"},
-                         {"dropout", nullptr},
-                         {"unk_token", nullptr},
-                         {"continuing_subword_prefix", nullptr},
-                         {"end_of_word_suffix", nullptr},
-                         {"fuse_unk", false},
-                         {"byte_fallback", false},
-                         {"ignore_merges", false},
-                         {"vocab", vocab},
-                         {"merges", Json::Array{}}})}});
+  return spec;
+}
+
+std::string synthetic_chat_template() {
+  return "{%- for message in messages -%}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + "
+         "'<|im_end|>\\n' -}}\n"
+         "{%- endfor -%}\n{%- if add_generation_prompt -%}\n{{- '<|im_start|>assistant\\n' -}}\n{%- endif "
+         "-%}";
 }
 
 Json synthetic_tokenizer_config(const Config& config) {
-  const char* chat =
-      "{%- for message in messages -%}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + "
-      "'<|im_end|>\\n' -}}\n"
-      "{%- endfor -%}\n{%- if add_generation_prompt -%}\n{{- '<|im_start|>assistant\\n' -}}\n{%- endif -%}";
   return object({{"tokenizer_class", "Qwen2TokenizerFast"},
                  {"eos_token", "<|im_end|>"},
                  {"pad_token", "<|endoftext|>"},
                  {"add_bos_token", false},
                  {"model_max_length", config.max_positions},
                  {"clean_up_tokenization_spaces", false},
-                 {"chat_template", chat}});
+                 {"chat_template", synthetic_chat_template()}});
 }
 
 Json synthetic_generation_config(const Config& config) {

@@ -12,6 +12,8 @@
 #include "base/json.h"
 #include "checkpoint/tensor_export.h"
 #include "model/config.h"
+#include "model/tensor_source.h"
+#include "text/tokenizer_spec.h"
 
 namespace quern {
 
@@ -28,9 +30,13 @@ struct SyntheticOptions {
 Json synthetic_config(const SyntheticOptions& options);
 // Its tensors, under logical names, all BF16 but the int64 constants; the n-gram table in `table_parts` shards.
 std::vector<ExportTensor> synthetic_tensors(const Config& config, uint64_t seed, int64_t table_parts);
-// tokenizer.json and tokenizer_config.json of a byte-level vocabulary: 256 bytes without merges, and the control
-// tokens of the released model from the config's end-of-text id on.
-Json synthetic_tokenizer(const Config& config);
+// The same values as a source for `gguf_tensors` (model/convert.h), experts apart.
+std::vector<SourceTensor> synthetic_sources(const Config& config, uint64_t seed);
+// tokenizer.json and tokenizer_config.json of a byte-level vocabulary: 256 bytes, then strings of three letters that no
+// text becomes (there are no merges) but that every id of a random model decodes to, and the control tokens of the
+// released model from the config's end-of-text id on.
+TokenizerSpec synthetic_tokenizer(const Config& config);
+std::string synthetic_chat_template();
 Json synthetic_tokenizer_config(const Config& config);
 Json synthetic_generation_config(const Config& config);
 
