@@ -31,6 +31,11 @@ namespace {
 int n_threads = 0, n_runs = 7;
 std::string only;
 
+// Whether lines that start with `prefix` may be asked for: weights are not filled for nothing.
+bool wanted(const std::string& prefix) {
+  return prefix.find(only) != std::string::npos || only.find(prefix) != std::string::npos;
+}
+
 struct Bench {
   ThreadPool pool{n_threads};
   Stream s{pool};
@@ -101,6 +106,7 @@ void bench_linear(Bench& b) {
        {DType::BF16, DType::F16, DType::F32, DType::F8E4M3, DType::F4E2M1, DType::Q8_0, DType::Q4_0,
         DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q3_K, DType::Q2_K, DType::IQ4_NL, DType::IQ4_XS,
         DType::MXFP4, DType::NVFP4, DType::IQ3_S, DType::IQ2_XXS}) {
+    if (!wanted(fmt::format("linear {} [10240, 2560]", name(dtype)))) continue;
     // Weights of 400 MB in all, so that a step reads them from memory.
     const int64_t n = 10240, k = 2560, bytes = n * row_bytes(dtype, k);
     const auto copies = std::max<int64_t>(1, (int64_t{400} << 20) / bytes);
@@ -124,6 +130,7 @@ void bench_linear(Bench& b) {
 }
 
 void bench_mixer(Bench& b) {
+  if (!wanted("hc_mix")) return;
   const int64_t H = 2560, R = 320;
   MixerWeights w{b.floats({4 * H}), b.weight(DType::BF16, R, 4 * H), b.weight(DType::BF16, 4 * H, R),
                  b.weight(DType::BF16, 4, 4 * H)};
@@ -139,6 +146,7 @@ void bench_mixer(Bench& b) {
 
 void bench_moe(Bench& b) {
   for (const DType dtype : {DType::BF16, DType::Q4_K}) {
+    if (!wanted(fmt::format("moe {}", name(dtype)))) continue;
     const int64_t H = 2560, I = 640, E = 64, K = 10;
     const int64_t I_down = dtype == DType::BF16 ? I : 768;  // Q4_K needs whole blocks of 256
     MoeWeights w;
@@ -213,6 +221,7 @@ struct OneSequence {
 };
 
 void bench_delta_net(Bench& b) {
+  if (!wanted("delta_net")) return;
   const DeltaNetShape shape{.n_k = 16, .n_v = 48, .d_k = 128, .d_v = 128};
   const int64_t C = shape.conv_channels(), V = 6144;
   const DeltaNetWeights w{b.floats({C, 4}), b.floats({48}), b.floats({48}), b.floats({128})};
@@ -232,6 +241,7 @@ void bench_delta_net(Bench& b) {
 }
 
 void bench_attention(Bench& b) {
+  if (!wanted("qsa_select at") && !wanted("qsa_attend at")) return;
   const QsaShape shape{.n_heads = 24,
                        .n_kv = 2,
                        .d_head = 256,
@@ -270,6 +280,7 @@ void bench_attention(Bench& b) {
 }
 
 void bench_sampling(Bench& b) {
+  if (!wanted("sample of 248320")) return;
   const Tensor logits = b.floats({1, 248320});
   for (int64_t i = 0; i < 248320; ++i) logits.as<float>()[i] *= 10;
   b.kept.emplace_back(Device{}, DType::I32, std::initializer_list<int64_t>{1, 1});
