@@ -74,7 +74,7 @@ const CacheShape& Model::cache_shape() const { return memory_->state.shape(); }
 bool Model::has_drafts() const { return options_.drafts; }
 void Model::set_tap(Tap tap) { tap_ = std::move(tap); }
 int64_t Model::weight_bytes() const { return weights_->bytes; }
-int64_t Model::bytes_per_token() const { return weights_->bytes_per_token; }
+const StepCost& Model::step_cost() const { return weights_->cost; }
 
 void Model::tap(std::string_view what, int layer, Tensor value) {
   if (tap_ && layer >= 0) tap_(fmt::format("{}{}", what, layer), value);

@@ -20,6 +20,7 @@
 #include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/config.h"
+#include "model/step_cost.h"
 #include "ops/delta_net.h"
 #include "ops/hyper_connection.h"
 #include "ops/sparse_attention.h"
@@ -74,9 +75,7 @@ class Model {
   void set_tap(Tap tap);
 
   int64_t weight_bytes() const;
-  // Bytes of weights one decode row reads (its top-k experts, everything else once, one row of embedding and
-  // table).
-  int64_t bytes_per_token() const;
+  const StepCost& step_cost() const;
 
  private:
   void ple(int layer, const BatchView& batch);

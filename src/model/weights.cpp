@@ -366,29 +366,41 @@ class Binder {
   ModelWeights& w_;
 };
 
+// Sums over the matrices of the trunk: bytes, or multiply-adds of one row.
 int64_t bytes_of(const Weight& w) { return (w.data ? w.data.bytes() : 0) + (w.scale ? w.scale.bytes() : 0); }
-int64_t bytes_of(const MixerWeights& m) {
-  return bytes_of(m.down) + bytes_of(m.up) + bytes_of(m.inject) + m.norm.bytes();
-}
-int64_t bytes_of_one(const ExpertWeights& e) {
-  return e.items.empty() ? bytes_of(e.packed) / e.n_experts : bytes_of(e.items[0]);
-}
 
-int64_t bytes_one_row_reads(const ModelWeights& w, const Config& c) {
-  int64_t bytes = bytes_of(w.lm_head) + bytes_of(w.mix) + bytes_of(w.ple.key) + bytes_of(w.ple.value);
+StepCost cost_of(const ModelWeights& w, const Config& c) {
+  StepCost cost;
+  cost.n_experts = c.n_experts;
+  cost.top_k = c.top_k;
+  cost.n_expert_layers = c.n_layers;
+  const auto every = [&](std::initializer_list<const Weight*> all) {
+    for (const Weight* m : all) {
+      if (!*m) continue;
+      cost.dense_bytes += bytes_of(*m);
+      cost.row_products += m->n() * m->k();
+    }
+  };
   for (const DeltaLayer& l : w.delta)
-    bytes +=
-        bytes_of(l.mix) + bytes_of(l.qkv) + bytes_of(l.z) + bytes_of(l.b) + bytes_of(l.a) + bytes_of(l.out);
+    every({&l.mix.down, &l.mix.up, &l.mix.inject, &l.qkv, &l.z, &l.b, &l.a, &l.out});
   for (const AttentionLayer& l : w.attention)
-    bytes += bytes_of(l.mix) + bytes_of(l.q_gate) + bytes_of(l.k) + bytes_of(l.v) + bytes_of(l.index_qk) +
-             bytes_of(l.out);
+    every({&l.mix.down, &l.mix.up, &l.mix.inject, &l.q_gate, &l.k, &l.v, &l.index_qk, &l.out});
+  every({&w.ple.key, &w.ple.value});
   for (const MoeLayer& l : w.moe) {
     const MoeWeights& m = l.moe;
-    bytes += bytes_of(l.mix) + bytes_of(m.router) + bytes_of(m.shared_gate) + bytes_of(m.shared_up) +
-             bytes_of(m.shared_down) + bytes_of(m.shared_expert_gate);
-    bytes += c.top_k * (bytes_of_one(m.gate) + bytes_of_one(m.up) + bytes_of_one(m.down));
+    every({&l.mix.down, &l.mix.up, &l.mix.inject, &m.router, &m.shared_gate, &m.shared_up, &m.shared_down,
+           &m.shared_expert_gate});
+    for (const ExpertWeights* e : {&m.gate, &m.up, &m.down}) {
+      cost.expert_bytes += e->items.empty() ? (bytes_of(e->packed)) / e->n_experts : bytes_of(e->items[0]);
+      cost.row_products += c.top_k * e->n * e->k;
+    }
   }
-  return bytes;
+  cost.expert_bytes /= std::max<int64_t>(1, c.n_layers);
+  const int64_t products = cost.row_products;
+  every({&w.mix.down, &w.mix.up, &w.lm_head});
+  cost.logit_products = cost.row_products - products;
+  cost.row_products = products;
+  return cost;
 }
 
 }  // namespace
@@ -423,7 +435,7 @@ ModelWeights bind_weights(Checkpoint& checkpoint, const Config& config, bool wit
   checkpoint.skip("visual.");
   checkpoint.check_all_used();
   stream.synchronize();
-  w.bytes_per_token = bytes_one_row_reads(w, config);
+  w.cost = cost_of(w, config);
   return w;
 }
 

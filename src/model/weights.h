@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "model/config.h"
+#include "model/step_cost.h"
 #include "ops/delta_net.h"
 #include "ops/hyper_connection.h"
 #include "ops/moe.h"
@@ -75,7 +76,7 @@ struct ModelWeights {
 
   std::vector<OwnedTensor> owned;  // what is not in the mapped file
   int64_t bytes = 0;               // of all tensors taken
-  int64_t bytes_per_token = 0;     // that one decode row of the trunk reads
+  StepCost cost;
 };
 
 // Throws Error naming the tensor, what was expected and what was found.
