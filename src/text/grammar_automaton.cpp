@@ -24,6 +24,8 @@ constexpr int32_t kAccept = GrammarAutomaton::kAccept;
 
 // Rules are expanded in place up to so many nodes, and so deep in each other.
 constexpr size_t kExpandNodes = 20'000, kExpandDepth = 32;
+// Of expressions in each other: what a thread's stack holds, a sanitizer's frames included.
+constexpr int kMaxLowerDepth = 1500;
 
 struct ByteRange {
   uint8_t low, high;
@@ -103,6 +105,7 @@ class Builder {
   int32_t lower_bytes(std::string_view bytes, int32_t next);
   int32_t lower_alt(const Expr& e, int32_t next);
   int32_t lower_chars(const CharSet& set, int32_t next);
+  int32_t lower_members(const Expr& e, int32_t next);
   int32_t lower_repeat(const Expr& e, int32_t next);
   int32_t lower_until(std::string_view end, int32_t next);
   int json_string_rule(int min, int max);
@@ -131,6 +134,7 @@ class Builder {
   std::unordered_map<uint64_t, int32_t> memo_;
   std::map<std::pair<int, int>, int> json_string_rules_;
   int json_char_rule_ = -1;
+  int depth_ = 0;  // of lower() in itself
   std::unordered_map<GrammarSource::Id, int16_t> slices_;
   std::vector<int> expanding_;  // rules being laid down, outermost first
 };
@@ -138,7 +142,9 @@ class Builder {
 int32_t Builder::lower(GrammarSource::Id id, int32_t next) {
   const uint64_t key = uint64_t(static_cast<uint32_t>(id)) << 32 | static_cast<uint32_t>(next);
   if (const auto at = memo_.find(key); at != memo_.end()) return at->second;
+  if (++depth_ > kMaxLowerDepth) throw Error("grammar: nested too deeply");
   const int32_t node = lower_expr(source_.exprs[id], next);
+  --depth_;
   memo_.emplace(key, node);
   return node;
 }
@@ -174,6 +180,8 @@ int32_t Builder::lower_expr(const Expr& e, int32_t next) {
       add(node, {EdgeKind::Token, 0, 0, next, e.rule});
       return node;
     }
+    case Kind::Members:
+      return lower_members(e, next);
     case Kind::Until:
       return lower_until(e.bytes, next);
     case Kind::AnyText: {
@@ -303,6 +311,28 @@ int32_t Builder::lower_repeat(const Expr& e, int32_t next) {
     }
   }
   return entry;
+}
+
+int32_t Builder::lower_members(const Expr& e, int32_t next) {
+  // What may follow a member, and what may come where none has been written; from the last member to the first.
+  int32_t after = lower(e.parts[1], next), none = lower(e.parts[2], next);
+  for (size_t i = e.parts.size() - 1; i >= 3; --i) {
+    const int32_t member = lower(e.parts[i], after), with_comma = lower(e.parts[0], member);
+    if (e.bytes[i - 3] == '1') {
+      after = with_comma;
+      none = member;
+    } else {
+      auto either = [&](int32_t a, int32_t b) {
+        const int32_t node = new_node();
+        add_empty(node, a);
+        add_empty(node, b);
+        return node;
+      };
+      after = either(with_comma, after);
+      none = either(member, none);
+    }
+  }
+  return none;
 }
 
 // The automaton of Knuth, Morris and Pratt: node j has seen the first j bytes of `end`. A token without a

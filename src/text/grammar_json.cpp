@@ -463,7 +463,7 @@ Id Compiler::object(const Json& schema, const std::string& path, int depth) {
   if (members.size() > kMaxProperties) fail(path, fmt::format("more than {} properties", kMaxProperties));
   if (members.empty() && open && (!additional || additional->is_bool())) return p_.any_object();
 
-  // What may follow a member, and what may follow the brace; from the last member to the first.
+  // What may follow the last member, and what may stand where there is none.
   Id after = s_.bytes(""), before = s_.bytes("");
   if (open) {
     std::vector<std::string> names;
@@ -475,14 +475,15 @@ Id Compiler::object(const Json& schema, const std::string& path, int depth) {
     after = s_.repeat(s_.seq({p_.comma, member}), 0, kUnbounded);
     before = s_.optional(s_.seq({member, after}));
   }
-  for (auto m = members.rbegin(); m != members.rend(); ++m) {
-    const Id value = this->schema(*m->schema, fmt::format("{}/properties/{}", path, m->name), depth + 1);
-    const Id member = s_.seq({s_.bytes(write_json(Json(m->name))), p_.colon, value});
-    const Id with_comma = s_.seq({p_.comma, member, after}), without = s_.seq({member, after});
-    before = m->required ? without : s_.alt({without, before});
-    after = m->required ? with_comma : s_.alt({with_comma, after});
+  std::vector<Id> parts;
+  std::string flags;
+  for (const Member& m : members) {
+    const Id value = this->schema(*m.schema, fmt::format("{}/properties/{}", path, m.name), depth + 1);
+    parts.push_back(s_.seq({s_.bytes(write_json(Json(m.name))), p_.colon, value}));
+    flags += m.required ? '1' : '0';
   }
-  return s_.seq({s_.bytes("{"), p_.space, before, p_.space, s_.bytes("}")});
+  const Id all = s_.members(p_.comma, after, before, parts, std::move(flags));
+  return s_.seq({s_.bytes("{"), p_.space, all, p_.space, s_.bytes("}")});
 }
 
 }  // namespace

@@ -59,6 +59,13 @@ Id GrammarSource::json_string(int min, int max) {
   e.max = max;
   return add(std::move(e));
 }
+Id GrammarSource::members(Id comma, Id after, Id none, const std::vector<Id>& members, std::string required) {
+  Expr e{Kind::Members};
+  e.parts = {comma, after, none};
+  e.parts.insert(e.parts.end(), members.begin(), members.end());
+  e.bytes = std::move(required);
+  return add(std::move(e));
+}
 Id GrammarSource::until(std::string_view end) {
   Expr e{Kind::Until};
   e.bytes = end;

@@ -28,8 +28,10 @@ class GrammarSource {
     Rule,        // rule number `rule`
     Token,       // the added token `rule`, as one token
     JsonString,  // a JSON string of min…max characters, quotes included
-    Until,       // any bytes up to and including the first `bytes`, which end in a line feed
-    AnyText,     // any bytes
+    Members,  // parts[3…] in order, `bytes` telling the required ('1') from those that may be left out ('0'); before
+    // each but the first written comes parts[0], after the last parts[1], or parts[2] where none was
+    Until,    // any bytes up to and including the first `bytes`, which end in a line feed
+    AnyText,  // any bytes
   };
   struct Expr {
     Kind kind = Kind::Bytes;
@@ -56,6 +58,7 @@ class GrammarSource {
   Id rule(int rule);
   Id token(int32_t id);
   Id json_string(int min = 0, int max = kUnbounded);
+  Id members(Id comma, Id after, Id none, const std::vector<Id>& members, std::string required);
   Id until(std::string_view end);
   Id any_text();
   int add_rule(std::string name, Id body = -1, bool expand = false);

@@ -74,9 +74,9 @@ TEST(Grammar, masks_equal_brute_force_over_the_vocabulary) {
   std::mt19937_64 rng(seed);
   int masks = 0;
   for (const auto& [name, grammar] : grammars())
-    for (int walk = 0; walk < 4; ++walk) {
+    for (int walk = 0; walk < 2; ++walk) {
       GrammarMatcher m(grammar);
-      for (int step = 0; step < 25; ++step, ++masks) {
+      for (int step = 0; step < 20; ++step, ++masks) {
         const auto ids = allowed(m);
         std::vector<int32_t> expected;
         for (int32_t id = 0; id < tiny().tokenizer.size(); ++id)
@@ -111,7 +111,7 @@ TEST(Grammar, rolling_back_equals_recomputing) {
   const uint64_t seed = std::random_device{}();
   std::mt19937_64 rng(seed);
   for (const auto& [name, grammar] : grammars())
-    for (int walk = 0; walk < 10; ++walk) {
+    for (int walk = 0; walk < 4; ++walk) {
       GrammarMatcher m(grammar);
       std::vector<int32_t> ids;
       for (int step = 0; step < 60 && !m.has_ended(); ++step) {
