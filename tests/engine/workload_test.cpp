@@ -28,7 +28,7 @@ const std::vector<GrammarPtr>& grammars() {
   return list;
 }
 
-uint32_t first_seed = 1, n_seeds = 3;
+uint32_t first_seed = 4, n_seeds = 2;
 
 class Workload {
  public:
@@ -59,10 +59,10 @@ class Workload {
       const std::vector<int32_t>& past = pasts[below(static_cast<uint32_t>(pasts.size()))];
       r.prompt.assign(past.begin(), past.begin() + 1 + below(static_cast<uint32_t>(past.size())));
     }
-    const auto more = some_ids(1 + (one_in(4) ? below(300) : below(40)));
+    const auto more = some_ids(1 + (one_in(4) ? below(150) : below(40)));
     r.prompt.insert(r.prompt.end(), more.begin(), more.end());
-    if (r.prompt.size() > 600) r.prompt.resize(600);
-    r.max_tokens = 1 + below(48);
+    if (r.prompt.size() > 320) r.prompt.resize(320);
+    r.max_tokens = 1 + below(32);
     r.sampling.temperature = one_in(2) ? 0 : 0.2F + 0.1F * static_cast<float>(below(12));
     r.sampling.seed = below(1000);
     if (one_in(3)) r.sampling.top_k = 1 + static_cast<int32_t>(below(50));
