@@ -18,6 +18,7 @@ function(quern_layer name)
   endif()
 endfunction()
 
+add_custom_target(unit_tests)
 add_custom_target(tsan_tests)
 add_custom_target(fuzzers)
 
@@ -34,6 +35,7 @@ function(quern_test path)
     set(T_TIMEOUT 300)
   endif()
   set_tests_properties(${path} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  add_dependencies(unit_tests ${target})
   # What the thread sanitizer watches: the layers that have threads.
   if(path MATCHES "^(base/thread_pool|engine/|server/)")
     add_dependencies(tsan_tests ${target})
