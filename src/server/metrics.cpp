@@ -107,6 +107,7 @@ std::string Metrics::text(const EngineStats& e, const HttpStats& http, std::stri
   metric("counter", "quern_http_bad_heads_total", "Requests refused for their framing.", http.bad_heads);
   metric("counter", "quern_surrogates_repaired_total", "Lone surrogates replaced in request bodies.",
          surrogates_repaired.load());
+  metric("gauge", "process_resident_memory_bytes", "Memory of the process that is in RAM.", resident_bytes());
   metric("counter", "quern_watchdog_fired_total", "Times the engine was found stuck.", watchdog_fired.load());
   fmt::format_to(to,
                  "# HELP quern_http_responses_total Answers by route and status (0: the client left).\n"

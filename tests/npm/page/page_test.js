@@ -1,14 +1,21 @@
 // The page as its user meets it, in Chromium, against `quern serve MODEL --script script.json`.
 //   node page_test.js QUERN MODEL [FOLDER for screenshots]
+// Ends with 77, which ctest counts as skipped, where Chromium, the node modules or the page itself are missing.
 import { spawn } from 'node:child_process'
-import { mkdtempSync, readFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, readFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { chromium } from 'playwright-core'
 
 const [quern, model, shots] = process.argv.slice(2)
 const here = dirname(fileURLToPath(import.meta.url))
+function skip(why) {
+  console.log(`skipped: ${why}`)
+  process.exit(77)
+}
+const browserPath = '/usr/bin/chromium'
+if (!existsSync(browserPath)) skip(`${browserPath} is missing; scripts/setup installs it`)
+const { chromium } = await import('playwright-core').catch(() => skip('playwright-core is missing: run `npm ci` in tests/npm/page'))
 let failures = 0
 function expect(fact, holds, found = '') {
   console.log(`${holds ? 'ok  ' : 'FAIL'} ${fact}${holds ? '' : `\n     found: ${found}`}`)
@@ -27,7 +34,12 @@ const url = await new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error(`quern serve did not start:\n${text}`)), 30000)
 })
 
-const browser = await chromium.launch({ executablePath: '/usr/bin/chromium', args: ['--no-sandbox', '--disable-gpu'] })
+if (!(await (await fetch(url)).text()).startsWith('<')) {
+  server.removeAllListeners('exit')
+  server.kill('SIGTERM')
+  skip('this build has no page: scripts/setup fills web/node_modules')
+}
+const browser = await chromium.launch({ executablePath: browserPath, args: ['--no-sandbox', '--disable-gpu'] })
 try {
   const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, acceptDownloads: true })
   const page = await context.newPage()
