@@ -2,12 +2,25 @@
 
 #include <fmt/core.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iterator>
 
 namespace quern {
+
+namespace {
+
+// The second number of /proc/self/statm, in pages.
+int64_t resident_bytes() {
+  int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
 
 void Histogram::observe(double seconds, int64_t times) {
   const size_t i =
