@@ -2,13 +2,17 @@
 #include "bench.h"
 
 #include <CLI/CLI.hpp>
+#include <string_view>
 
 #include "base/check.h"
+#include "bench_synthetic.h"
 #include "commands.h"
 
 namespace quern {
 
 int bench_main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::string_view(argv[i]).starts_with("--synthetic")) return bench_synthetic(argc, argv);
   CLI::App app("Measures how fast a model runs: single steps, or with --drafts or --streams the engine.");
   BenchOptions o;
   bool drafts = false;

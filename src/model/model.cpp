@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -29,18 +30,47 @@ CacheShape shape_of(const Config& c, const DeltaNetShape& delta, const ModelOpti
   return shape;
 }
 
+// What the ops of a step take from the stream's scratch on CUDA, the largest op counted: experts' results, chunked delta
+// rule, selection scores, sampling.
+int64_t scratch_bytes(const Config& c, const BatchCapacity& b) {
+  const int64_t rows = b.rows, chunks = rows / 64 + 2 * b.segments;
+  const int64_t moe =
+      rows * c.top_k * (4 * int64_t{c.d_model} + 4 * (int64_t{c.d_expert} + 64)) +
+      rows * (8 * int64_t{c.d_model} + 4 * (int64_t{c.d_shared} + 64) + 4 * int64_t{c.n_experts});
+  const int64_t delta = rows * 4 * (int64_t{c.delta.qkv_width()} + 2 * c.delta.n_value_heads) +
+                        chunks * c.delta.n_value_heads * 4 * (2 * 64 * 128 + 64 * 64);
+  const int64_t mixer = rows * (2 * int64_t{c.wide()} + 8 * int64_t{c.hc_rank}),
+                ple = rows * 8 * int64_t{c.wide()};
+  const int64_t products = rows * 4 * std::max({c.wide(), c.delta.value_width(), c.n_heads * c.d_head});
+  const int64_t sampling = b.logits * 5 * c.vocab + (int64_t{16} << 20);
+  const int64_t attention = int64_t{1} << 30;  // scores go by pieces of rows within this
+  return std::max({moe, delta, mixer + ple + products, sampling, attention}) + (int64_t{256} << 20);
+}
+
 }  // namespace
 
 Model::Model(std::shared_ptr<Checkpoint> checkpoint, const Config& config, const ModelOptions& options,
              Stream& stream)
     : checkpoint_(std::move(checkpoint)), config_(config), options_(options), stream_(stream) {
+  options_.drafts = options.drafts && has_draft_block(*checkpoint_);
+  weights_ = std::make_unique<ModelWeights>(bind_weights(*checkpoint_, config_, options_.drafts, stream_));
+  prepare();
+}
+
+Model::Model(ModelWeights weights, const Config& config, const ModelOptions& options, Stream& stream)
+    : config_(config), options_(options), stream_(stream) {
+  options_.drafts = options.drafts && weights.draft.has_value();
+  weights_ = std::make_unique<ModelWeights>(std::move(weights));
+  prepare();
+}
+
+void Model::prepare() {
   const Config& c = config_;
-  if (options.kv != DType::F32 && options.kv != DType::BF16 && options.kv != DType::F16)
-    throw Error(fmt::format("KV type: expected f32, bf16 or f16, found {}", name(options.kv)));
+  if (options_.kv != DType::F32 && options_.kv != DType::BF16 && options_.kv != DType::F16)
+    throw Error(fmt::format("KV type: expected f32, bf16 or f16, found {}", name(options_.kv)));
   if (c.indexer.block_ratio != kBlockTokens)
     throw Error(
         fmt::format("indexer_compress_ratio: expected {}, found {}", kBlockTokens, c.indexer.block_ratio));
-  options_.drafts = options.drafts && has_draft_block(*checkpoint_);
 
   delta_shape_.n_k = c.delta.n_key_heads;
   delta_shape_.n_v = c.delta.n_value_heads;
@@ -58,10 +88,10 @@ Model::Model(std::shared_ptr<Checkpoint> checkpoint, const Config& config, const
   qsa_shape_.budget_blocks = c.indexer.n_blocks();
   qsa_shape_.rope_theta = c.rope_theta;
 
-  weights_ = std::make_unique<ModelWeights>(bind_weights(*checkpoint_, c, options_.drafts, stream_));
-  memory_ = std::make_unique<SequenceMemory>(stream_, shape_of(c, delta_shape_, options_), options.n_pages,
-                                             options.n_slots);
-  activations_ = std::make_unique<Activations>(stream_.device(), c, options.batch, options_.drafts);
+  memory_ = std::make_unique<SequenceMemory>(stream_, shape_of(c, delta_shape_, options_), options_.n_pages,
+                                             options_.n_slots);
+  activations_ = std::make_unique<Activations>(stream_.device(), c, options_.batch, options_.drafts);
+  if (stream_.device().type == DeviceType::Cuda) stream_.reserve_scratch(scratch_bytes(c, options_.batch));
   if (options_.drafts) {
     const std::vector<float> ones(activations_->draft_ones.elements(), 1.0F);
     stream_.upload(activations_->draft_ones.data, ones.data(), activations_->draft_ones.bytes());
@@ -90,10 +120,27 @@ void Model::tap_linear(std::string_view what, int layer, Tensor input, const Wei
 }
 
 Tensor Model::forward(Batch& batch) {
+  batch.upload(stream_);
+  const BatchView& rows = batch.view();
+  const bool decodes = rows.n_rows > 0 && rows.n_rows == rows.n_decode_rows;
+  if (stream_.device().type != DeviceType::Cuda || tap_ || !decodes) return enqueue(batch);
+  constexpr size_t kMaxGraphs = 256;
+  const std::array<int64_t, 3> key{rows.n_rows, rows.n_segments, batch.n_logits()};
+  auto it = graphs_.find(key);
+  if (it == graphs_.end()) {
+    if (graphs_.size() >= kMaxGraphs) graphs_.clear();
+    it = graphs_.emplace(key, Graph::capture(stream_, [&] { enqueue(batch); })).first;
+  }
+  it->second.launch(stream_);
+  activations_->use_rows(rows.n_rows);
+  activations_->use_logits(batch.n_logits());
+  return activations_->logits;
+}
+
+Tensor Model::enqueue(Batch& batch) {
   Stream& s = stream_;
   Activations& a = *activations_;
   const ModelWeights& w = *weights_;
-  batch.upload(s);
   const BatchView& rows = batch.view();
   a.use_rows(rows.n_rows);
   a.use_logits(batch.n_logits());

@@ -12,7 +12,9 @@
 // the next call.
 #pragma once
 
+#include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string_view>
 
@@ -24,6 +26,7 @@
 #include "ops/delta_net.h"
 #include "ops/hyper_connection.h"
 #include "ops/sparse_attention.h"
+#include "tensor/graph.h"
 #include "tensor/stream.h"
 
 namespace quern {
@@ -53,6 +56,8 @@ class Model {
   // Keeps the checkpoint: on the CPU matrices stay in its mapped files.
   Model(std::shared_ptr<Checkpoint> checkpoint, const Config& config, const ModelOptions& options,
         Stream& stream);
+  // With weights made by the caller (model/synthetic_weights.h) in place of a checkpoint's.
+  Model(ModelWeights weights, const Config& config, const ModelOptions& options, Stream& stream);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -66,7 +71,11 @@ class Model {
 
   // Runs the batch; logits [n_logits, V] f32 of the rows that want them, in order. Where the model drafts,
   // prefill rows fill the draft block's caches as well.
+  // On CUDA a step of decode rows is captured once for each number of rows, segments and logits, and replayed.
   Tensor forward(Batch& batch);
+  // The same without the upload and without a graph of its own: for a caller that captures more than the model, over a
+  // batch whose arrays the device itself moves on (ops/advance.h).
+  Tensor enqueue(Batch& batch);
   // Runs the draft block over a batch of build_draft: logits [items, V] f32 of each item's next id after its
   // last one. The block's own last wide row of each sequence becomes the hidden row of a chained pass.
   Tensor draft(Batch& batch);
@@ -78,6 +87,7 @@ class Model {
   const StepCost& step_cost() const;
 
  private:
+  void prepare();  // shapes, caches, activations, scratch: everything but the weights
   void ple(int layer, const BatchView& batch);
   void delta_layer(int layer, const BatchView& batch);
   // An attention or expert block of the trunk or, with layer = -1, of the draft block.
@@ -101,6 +111,7 @@ class Model {
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<SequenceMemory> memory_;
   std::unique_ptr<Activations> activations_;
+  std::map<std::array<int64_t, 3>, Graph> graphs_;  // by rows, segments, logits of a decode step
   Tap tap_;
 };
 

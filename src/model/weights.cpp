@@ -129,7 +129,7 @@ class Binder {
     for (const TensorView* part :
          checkpoint_.take_rows(p + "ple_embedding.ngram_embedding", constants.rows, c_.ple.d_row)) {
       Weight w;
-      w.data = as_tensor(*part, part->shape[0], c_.ple.d_row);
+      w.data = host_place(as_tensor(*part, part->shape[0], c_.ple.d_row));
       if (part->dtype == DType::F8E4M3) w.global_scale = table_scale(p);
       w_.bytes += w.data.bytes();
       l.table.parts.push_back(w);
@@ -323,6 +323,15 @@ class Binder {
     return there;
   }
 
+  // The n-gram table stays in host memory: mapped on the CPU, pinned where a device reads its rows over the bus.
+  Tensor host_place(Tensor t) {
+    if (stream_.device().type == DeviceType::Cpu) return t;
+    Buffer& there = w_.host.emplace_back(stream_.device(), t.bytes(), BufferKind::Pinned);
+    std::memcpy(there.data(), t.data, static_cast<size_t>(t.bytes()));
+    t.data = there.data();
+    return t;
+  }
+
   std::vector<float> floats(const std::string& name, std::initializer_list<int64_t> shape) {
     const TensorView& t = checkpoint_.take(name, shape);
     const int64_t n = t.elements();
@@ -369,6 +378,8 @@ class Binder {
 // Sums over the matrices of the trunk: bytes, or multiply-adds of one row.
 int64_t bytes_of(const Weight& w) { return (w.data ? w.data.bytes() : 0) + (w.scale ? w.scale.bytes() : 0); }
 
+}  // namespace
+
 StepCost cost_of(const ModelWeights& w, const Config& c) {
   StepCost cost;
   cost.n_experts = c.n_experts;
@@ -402,8 +413,6 @@ StepCost cost_of(const ModelWeights& w, const Config& c) {
   cost.row_products = products;
   return cost;
 }
-
-}  // namespace
 
 bool has_draft_block(const Checkpoint& checkpoint) {
   return checkpoint.find("mtp.fc_hidden.weight") != nullptr ||

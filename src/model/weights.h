@@ -75,12 +75,15 @@ struct ModelWeights {
   std::optional<DraftBlock> draft;
 
   std::vector<OwnedTensor> owned;  // what is not in the mapped file
+  std::vector<Buffer> host;        // pinned: the n-gram table where a device reads it
   int64_t bytes = 0;               // of all tensors taken
   StepCost cost;
 };
 
 // Throws Error naming the tensor, what was expected and what was found.
 ModelWeights bind_weights(Checkpoint& checkpoint, const Config& config, bool with_draft, Stream& stream);
+// What a step over these weights reads and multiplies.
+StepCost cost_of(const ModelWeights& weights, const Config& config);
 // Whether the checkpoint holds a draft block.
 bool has_draft_block(const Checkpoint& checkpoint);
 

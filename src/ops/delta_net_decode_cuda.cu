@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kMaxRows = kMaxDrafts + 1;
 
-__global__ __launch_bounds__(kStateThreads) void delta_decode_kernel(const __grid_constant__ DeltaView d,
-                                                                     int heads_per_key) {
+__global__ __launch_bounds__(kStateThreads, 2) void delta_decode_kernel(const __grid_constant__ DeltaView d,
+                                                                        int heads_per_key) {
   pdl_launch();
   __shared__ float c[kMaxRows][3][kHeadDim];  // q, k, v
   __shared__ float part[8 * kHeadDim], kv[2 * kHeadDim], reduced[kStateThreads / 32];

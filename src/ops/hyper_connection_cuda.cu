@@ -90,7 +90,7 @@ void hc_mix(Stream& s, Tensor h, Tensor inj, Tensor x, const MixerWeights& w, in
   m.eps = eps;
   QUERN_CHECK(streams <= kMaxStreams, "hc_mix on CUDA takes at most 4 streams");
   const int64_t n_rows = x.shape[0];
-  if (m.width % kStep != 0 || m.x_stride % 4 != 0) {
+  if (m.width % kStep != 0 || m.x_stride % 4 != 0 || !m.down.wide || !m.up.wide || (inj && !m.inject.wide)) {
     m.n_rows = static_cast<int32_t>(n_rows);
     return hc_mix_plain(s, m);
   }

@@ -11,41 +11,48 @@ namespace {
 
 constexpr int kDownWarps = 4;
 
-// x ⊙ (1 + norm), with the sum of squares of x on the way.
-template <int kTiles>
-struct ScaledColumns {
+// x ⊙ (1 + norm), with the sums of squares of x on the way.
+struct ScaledStage {
   RowsF32 rows;
   const float* norm;
   int first;
-  float squares[kTiles];
+  StagedX staged;
+  float* squares;  // [warps][columns of the block]
+  int n_squares;
 
   template <bool kSplitPairs>
-  __device__ __forceinline__ void words(int j, int k, uint32_t* b) {
-    const int r = first + 8 * j + (threadIdx.x % 32) / 4;
-    float v[16], w[16];
-    if (r < rows.n_rows) {
-      load_run(v, rows.row(r), k, rows.k, rows.wide);
-      load_run(w, norm, k, rows.k, rows.wide);
+  __device__ __forceinline__ void run() {
+    pdl_wait();
+    const int chunks = (staged.k1 - staged.k0) / 8, warp = threadIdx.x / 32;
+    for (int c = 0; c < staged.n_columns; ++c) {
+      const float* row = rows.row(first + c);
+      float q = 0;
+      for (int i = threadIdx.x; i < chunks; i += kDownWarps * 32) {
+        float v[8], w[8];
+        load_eight(v, row, staged.k0 + 8 * i, rows.k, rows.wide);
+        load_eight(w, norm, staged.k0 + 8 * i, rows.k, rows.wide);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        squares[j] = fmaf(v[i], v[i], squares[j]);
-        v[i] *= 1.0f + w[i];
+        for (int e = 0; e < 8; ++e) {
+          q = fmaf(v[e], v[e], q);
+          v[e] *= 1.0f + w[e];
+        }
+        *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * i) = pack_eight<kSplitPairs>(v);
       }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] = 0;
+      q = warp_sum(q);
+      if (threadIdx.x % 32 == 0) squares[warp * n_squares + c] = q;
     }
-    pack_run<kSplitPairs>(v, b);
+    __syncthreads();
   }
 };
 
 // cluster = streams · per_stream blocks along K; tiles of 16 rows of down, then one of inject.
-template <int kTiles>
-__global__ __launch_bounds__(kDownWarps * 32) void hc_down_kernel(const __grid_constant__ MixerView m,
-                                                                  float* d, float* r_out, int per_stream,
-                                                                  int row_groups) {
+template <typename F, int kTiles>
+__global__ __launch_bounds__(kDownWarps * 32, 4) void hc_down_kernel(const __grid_constant__ MixerView m,
+                                                                     float* d, float* r_out, int per_stream,
+                                                                     int row_groups) {
   pdl_launch();
   constexpr int kColumns = 8 * kTiles, kThreads = kDownWarps * 32;
+  extern __shared__ __align__(128) uint8_t staged[];
   __shared__ float part[kDownWarps][kColumns * 16];
   __shared__ float part_squares[kDownWarps][kColumns];
   __shared__ float sum[kColumns * 16];
@@ -59,22 +66,22 @@ __global__ __launch_bounds__(kDownWarps * 32) void hc_down_kernel(const __grid_c
   const WeightView w = is_inject ? m.inject : m.down;
   const int row = is_inject ? 0 : tile * 16;
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   const int steps = m.width / per_stream / kStep;  // of this block
   const int begin = rank * steps + part_begin(steps, warp, kDownWarps);
   const int end = rank * steps + part_begin(steps, warp + 1, kDownWarps);
-  RowsF32 rows{m.x, m.x_stride, m.n_rows, m.streams * m.width, true};
-  ScaledColumns<kTiles> columns{rows, m.norm, first, {}};
-  float acc[1][kTiles][4] = {};
-  product<1, kTiles>(acc, {w}, {row}, begin, end, columns, [] { pdl_wait(); });
-  store_tile(part[warp], acc[0]);
-#pragma unroll
-  for (int j = 0; j < kTiles; ++j) {
-    float q = columns.squares[j];
-    q += __shfl_xor_sync(0xffffffffu, q, 1);
-    q += __shfl_xor_sync(0xffffffffu, q, 2);
-    if (lane % 4 == 0) part_squares[warp][8 * j + lane / 4] = q;
-  }
+  const RowsF32 rows{m.x, m.x_stride, m.n_rows, m.streams * m.width, true};
+  const int n_columns = min(kColumns, m.n_rows - first);
+  ScaledStage stage{
+      rows,
+      m.norm,
+      first,
+      {staged, staged_stride(steps), n_columns, rank * steps * kStep, (rank + 1) * steps * kStep},
+      &part_squares[0][0],
+      kColumns};
+  float acc[kTiles * 4];
+  product<F, kTiles>(acc, w, row, begin, end, stage);
+  store_tile<kTiles>(part[warp], acc);
   __syncthreads();
   for (int i = threadIdx.x; i < kColumns * 16; i += kThreads) {
     float v = part[0][i];
@@ -82,7 +89,7 @@ __global__ __launch_bounds__(kDownWarps * 32) void hc_down_kernel(const __grid_c
     for (int p = 1; p < kDownWarps; ++p) v += part[p][i];
     sum[i] = v;
   }
-  for (int i = threadIdx.x; i < kColumns; i += kThreads) {
+  for (int i = threadIdx.x; i < n_columns; i += kThreads) {
     float v = part_squares[0][i];
 #pragma unroll
     for (int p = 1; p < kDownWarps; ++p) v += part_squares[p][i];
@@ -91,13 +98,13 @@ __global__ __launch_bounds__(kDownWarps * 32) void hc_down_kernel(const __grid_c
   cluster_arrive();
   cluster_wait();
   if (rank == 0) {
-    for (int i = threadIdx.x; i < kColumns * m.streams; i += kThreads) {
+    for (int i = threadIdx.x; i < n_columns * m.streams; i += kThreads) {
       const int c = i / m.streams, s = i % m.streams;
       float q = 0;
       for (int p = 0; p < per_stream; ++p) q += cluster_load(&squares[c], s * per_stream + p);
       const float r = rsqrtf(q / static_cast<float>(m.width) + m.eps);
       r_of[c][s] = r;
-      if (tile == 0 && first + c < m.n_rows) r_out[(first + c) * m.streams + s] = r;
+      if (tile == 0) r_out[(first + c) * m.streams + s] = r;
     }
     __syncthreads();
     const float inverse = 1.0f / static_cast<float>(m.streams);
@@ -122,21 +129,43 @@ __global__ __launch_bounds__(kDownWarps * 32) void hc_down_kernel(const __grid_c
   cluster_wait();
 }
 
-template <int kTiles>
-__global__ __launch_bounds__(kMaxStreams * 32) void hc_up_kernel(const __grid_constant__ MixerView m,
-                                                                 const float* d, const float* r,
-                                                                 int row_groups) {
+// As many threads as streams have warps.
+struct UpStage : PlainStage<32> {
+  template <bool kSplitPairs>
+  __device__ __forceinline__ void run() {
+    pdl_wait();
+    const int chunks = staged.k1 / 8;
+    for (int i = threadIdx.x; i < chunks * staged.n_columns; i += blockDim.x) {
+      const int c = i / chunks, at = i % chunks;
+      float v[8];
+      load_eight(v, rows.row(first + c), 8 * at, rows.k, rows.wide);
+      *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * at) = pack_eight<kSplitPairs>(v);
+    }
+    __syncthreads();
+  }
+};
+
+template <typename F, int kTiles>
+__global__ __launch_bounds__(kMaxStreams * 32, 4) void hc_up_kernel(const __grid_constant__ MixerView m,
+                                                                    const float* d, const float* r,
+                                                                    int row_groups) {
   pdl_launch();
   constexpr int kColumns = 8 * kTiles;
+  extern __shared__ __align__(128) uint8_t staged[];
   __shared__ float mix[kMaxStreams][kColumns * 16];
   const int i0 = static_cast<int>(blockIdx.x) / row_groups * 16;
   const int first = static_cast<int>(blockIdx.x) % row_groups * kColumns;
   const int s = threadIdx.x / 32;
-  float acc[1][kTiles][4] = {};
-  RowsF32 rows{d, m.rank, m.n_rows, m.rank, m.rank % 16 == 0};
-  PlainColumns columns{rows, nullptr, first};
-  product<1, kTiles>(acc, {m.up}, {s * m.width + i0}, 0, steps_of(m.rank), columns, [] { pdl_wait(); });
-  store_tile(mix[s], acc[0]);
+  const RowsF32 rows{d, m.rank, m.n_rows, m.rank, m.rank % 16 == 0};
+  const int steps = steps_of(m.rank), row = s * m.width + i0;
+  UpStage stage{{rows,
+                 nullptr,
+                 first,
+                 {staged, staged_stride(steps), min(kColumns, m.n_rows - first), 0, steps * kStep},
+                 false}};
+  float acc[kTiles * 4];
+  product<F, kTiles>(acc, m.up, row, 0, steps, stage);
+  store_tile<kTiles>(mix[s], acc);
   __syncthreads();
   const float inverse = 1.0f / static_cast<float>(m.streams);
   for (int i = threadIdx.x; i < kColumns * 16; i += blockDim.x) {
@@ -162,15 +191,22 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
                r = s.scratch(DType::F32, {m.n_rows, m.streams});
   const int per_stream = m.width % (2 * kStep) == 0 ? 2 : 1, cluster = m.streams * per_stream;
   const int tiles = ceil_div(m.rank, 16) + (m.inj ? 1 : 0);
-  const int groups = m.n_rows <= 16 ? 1 : ceil_div(m.n_rows, 32);
-  const auto down = m.n_rows <= 8    ? hc_down_kernel<1>
-                    : m.n_rows <= 16 ? hc_down_kernel<2>
-                                     : hc_down_kernel<4>;
-  const auto up = m.n_rows <= 8 ? hc_up_kernel<1> : m.n_rows <= 16 ? hc_up_kernel<2> : hc_up_kernel<4>;
-  launch(s, down, dim3(static_cast<unsigned>(tiles * groups * cluster)), kDownWarps * 32, 0, cluster, m,
-         d.as<float>(), r.as<float>(), per_stream, groups);
-  launch(s, up, dim3(static_cast<unsigned>(ceil_div(m.width, 16) * groups)), m.streams * 32, 0, 1, m,
-         static_cast<const float*>(d.as<float>()), static_cast<const float*>(r.as<float>()), groups);
+  const int columns = m.n_rows <= 8 ? 8 : 16, groups = ceil_div(m.n_rows, columns),
+            used = std::min(columns, m.n_rows);
+  with_format_host(m.down.kind, [&](auto format) {
+    using F = decltype(format);
+    launch(s, columns == 8 ? hc_down_kernel<F, 1> : hc_down_kernel<F, 2>,
+           dim3(static_cast<unsigned>(tiles * groups * cluster)), kDownWarps * 32,
+           static_cast<size_t>(staged_stride(m.width / per_stream / kStep) * used), cluster, m, d.as<float>(),
+           r.as<float>(), per_stream, groups);
+  });
+  with_format_host(m.up.kind, [&](auto format) {
+    using F = decltype(format);
+    launch(s, columns == 8 ? hc_up_kernel<F, 1> : hc_up_kernel<F, 2>,
+           dim3(static_cast<unsigned>(ceil_div(m.width, 16) * groups)), m.streams * 32,
+           static_cast<size_t>(staged_stride(steps_of(m.rank)) * used), 1, m,
+           static_cast<const float*>(d.as<float>()), static_cast<const float*>(r.as<float>()), groups);
+  });
 }
 
 }  // namespace quern::cuda

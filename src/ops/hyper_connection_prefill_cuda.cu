@@ -41,13 +41,13 @@ template <typename F>
 __global__ __launch_bounds__(kTileThreads, 2) void hc_down_tile_kernel(const __grid_constant__ MixerView m,
                                                                        const uint16_t* n, uint16_t* d,
                                                                        int stride, bool down, bool inject) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared[];
   pdl_launch();
   pdl_wait();
   const int m0 = static_cast<int>(blockIdx.x) * kRows, n0 = static_cast<int>(blockIdx.y) * kTileCols;
   const int64_t wide = int64_t{m.streams} * m.width;
   const int rank = down ? m.rank : 0;
-  float acc[kRows / 32][4][4] = {};
+  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
       acc, shared, static_cast<int>(wide), static_cast<int>(wide),
       [&](int r) { return m0 + r < m.n_rows ? n + (m0 + r) * wide : nullptr; },
@@ -61,7 +61,7 @@ __global__ __launch_bounds__(kTileThreads, 2) void hc_down_tile_kernel(const __g
         return inject ? m.inject : m.down;
       });
   const float inverse = 1.0f / static_cast<float>(m.streams);
-  for_tile<kRows / 32>(acc, [&](int r, int c, float v0, float v1) {
+  for_tile<kRows>(acc, [&](int r, int c, float v0, float v1) {
     const int64_t t = m0 + r;
     if (t >= m.n_rows) return;
 #pragma unroll
@@ -79,16 +79,16 @@ __global__ __launch_bounds__(kTileThreads, 2) void hc_down_tile_kernel(const __g
   });
 }
 
-// Tile column 32·warp + 8·s + c is row s·H + i of up, i = i0 + 8·warp + c: a lane holds all streams of its i.
+// Tile column 32·q + 8·s + c is row s·H + i of up, i = i0 + 8·q + c: a lane holds all streams of its i.
 template <typename F>
 __global__ __launch_bounds__(kTileThreads, 2) void hc_up_tile_kernel(const __grid_constant__ MixerView m,
                                                                      const uint16_t* d, int stride,
                                                                      const float* r) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared[];
   pdl_launch();
   pdl_wait();
   const int m0 = static_cast<int>(blockIdx.x) * kRows, i0 = static_cast<int>(blockIdx.y) * (kTileCols / 4);
-  float acc[kRows / 32][4][4] = {};
+  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
       acc, shared, stride, stride,
       [&](int row) { return m0 + row < m.n_rows ? d + int64_t{m0 + row} * stride : nullptr; },
@@ -97,14 +97,13 @@ __global__ __launch_bounds__(kTileThreads, 2) void hc_up_tile_kernel(const __gri
         row = s < m.streams && i < m.width ? s * m.width + i : INT32_MAX / 2;
         return m.up;
       });
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / 4, wn = warp % 4;
   const float inverse = 1.0f / static_cast<float>(m.streams);
 #pragma unroll
-  for (int mi = 0; mi < kRows / 32; ++mi) {
+  for (int q = 0; q < kTileN<kRows> / 4; ++q) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int64_t t = m0 + wm * (kRows / 2) + 16 * mi + lane / 4 + 8 * (e / 2);
-      const int i = i0 + wn * 8 + 2 * (lane % 4) + e % 2;
+      const int64_t t = m0 + tile_row<kRows>(e / 2);
+      const int i = i0 + 8 * q + 2 * (threadIdx.x % 4) + e % 2;
       if (t >= m.n_rows || i >= m.width) continue;
       float h = 0;
 #pragma unroll
@@ -112,7 +111,8 @@ __global__ __launch_bounds__(kTileThreads, 2) void hc_up_tile_kernel(const __gri
         if (s >= m.streams) break;
         const int64_t at = int64_t{s} * m.width + i;
         const float n = m.x[t * m.x_stride + at] * r[t * m.streams + s] * (1.0f + m.norm[at]);
-        h = fmaf(scalar::sigmoid(acc[mi][s][e] * (m.up.row_factor(static_cast<int>(at)) * F::kRest)), n, h);
+        h = fmaf(scalar::sigmoid(acc[4 * q + s][e] * (m.up.row_factor(static_cast<int>(at)) * F::kRest)), n,
+                 h);
       }
       m.h[t * m.h_stride + i] = h * inverse;
     }

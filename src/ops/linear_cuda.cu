@@ -53,6 +53,7 @@ WeightView view_of(const Tensor& data, const Tensor& scale, float global_scale) 
       QUERN_CHECK(dtype_info(data.dtype).block > 1 && k % 16 == 0,
                   std::string("weights of type ") + std::string(name(data.dtype)) + " on CUDA");
       v.kind = WeightKind::Blocks;
+      v.wide = true;
       break;
   }
   return v;
@@ -71,9 +72,64 @@ WeightView weight_view(const ExpertWeights& w) {
 
 namespace {
 
-ProductView product_view(const Weight& w, Tensor y) {
+// Block (row): values of a plain type, one by one, to BF16 rows padded with zeros.
+__global__ void widen_kernel(const __grid_constant__ WeightView w, uint16_t* to, int stride) {
+  pdl_launch();
+  pdl_wait();
+  const int64_t row = blockIdx.x;
+  const uint8_t* from = w.data + row * w.row_bytes;
+  for (int k = threadIdx.x; k < stride; k += blockDim.x) {
+    float v = 0;
+    if (k < w.k) {
+      switch (w.kind) {
+        case WeightKind::F32:
+          v = reinterpret_cast<const float*>(from)[k];
+          break;
+        case WeightKind::F16:
+          v = quant::half_to_float(reinterpret_cast<const uint16_t*>(from)[k]);
+          break;
+        case WeightKind::BF16:
+          v = quant::bf16_to_float(reinterpret_cast<const uint16_t*>(from)[k]);
+          break;
+        case WeightKind::F8Block:
+          v = quant::e4m3_to_float(from[k]) * w.block_scale(static_cast<int>(row), k);
+          break;
+        case WeightKind::F8Row:
+          v = quant::e4m3_to_float(from[k]) * w.row_factor(static_cast<int>(row));
+          break;
+        default:
+          break;
+      }
+    }
+    to[row * stride + k] = scalar::f32_to_bf16(v);
+  }
+}
+
+}  // namespace
+
+WeightView wide_view(Stream& s, const WeightView& w) {
+  if (w.wide) return w;
+  QUERN_CHECK(w.kind != WeightKind::F4 && w.kind != WeightKind::Blocks && !w.global_scales,
+              "a 4-bit or GGUF weight on CUDA begins on 16 bytes");
+  const int stride = steps_of(w.k) * kStep;
+  const Tensor t = s.scratch(DType::BF16, {w.n, stride});
+  launch(s, widen_kernel, dim3(static_cast<unsigned>(w.n)), 256, 0, 1, w, t.as<uint16_t>(), stride);
+  WeightView v;
+  v.data = reinterpret_cast<const uint8_t*>(t.data);
+  v.row_bytes = int64_t{stride} * 2;
+  v.n = w.n;
+  v.k = stride;
+  v.kind = WeightKind::BF16;
+  v.dtype = DType::BF16;
+  v.wide = true;
+  return v;
+}
+
+namespace {
+
+ProductView product_view(Stream& s, const Weight& w, Tensor y) {
   ProductView p;
-  p.w = weight_view(w);
+  p.w = wide_view(s, weight_view(w));
   p.y = y.as<float>();
   p.y_stride = y.row_stride;
   return p;
@@ -88,8 +144,9 @@ ProductView from_row(ProductView p, int64_t row) {
 void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_decode_rows) {
   const int64_t n_rows = x.shape[0];
   QUERN_CHECK(products.size() <= kMaxProducts, "too many products of one x");
+  ScratchScope weight_scope(s);
   std::array<ProductView, kMaxProducts> views;
-  for (size_t i = 0; i < products.size(); ++i) views[i] = product_view(*products[i].w, products[i].y);
+  for (size_t i = 0; i < products.size(); ++i) views[i] = product_view(s, *products[i].w, products[i].y);
   if (n_decode_rows > 0) {
     linear_decode(s, {views.data(), products.size()}, rows_f32(x.slice_rows(0, n_decode_rows)),
                   Epilogue::Store, {});
@@ -106,7 +163,8 @@ void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_de
 
 void linear_inject(Stream& s, Tensor x, Tensor inj, Tensor a, const Weight& w, int64_t n_decode_rows) {
   const int64_t n_rows = a.shape[0];
-  const ProductView view = product_view(w, x);
+  ScratchScope weight_scope(s);
+  const ProductView view = product_view(s, w, x);
   Injection injection{inj.as<float>(), inj.row_stride, static_cast<int32_t>(inj.cols())};
   if (n_decode_rows > 0) {
     linear_decode(s, {&view, 1}, rows_f32(a.slice_rows(0, n_decode_rows)), Epilogue::Inject, injection);

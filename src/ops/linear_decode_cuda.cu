@@ -15,37 +15,48 @@ constexpr int kWarps = 8;
 struct DecodeArgs {
   std::array<ProductView, kMaxProducts> products;
   int32_t n_products = 0;
-  int32_t cluster = 1, row_groups = 1;
+  int32_t cluster = 1, shift = 3, row_groups = 1;  // 2^shift pieces of K over the cluster's warps
   RowsF32 x;
   Epilogue epilogue = Epilogue::Store;
   Injection injection;
 };
 
-template <int kTiles>
-__global__ __launch_bounds__(kWarps * 32) void linear_decode_kernel(const __grid_constant__ DecodeArgs a) {
+__device__ __forceinline__ int piece_begin(int steps, int piece, int shift) { return steps * piece >> shift; }
+
+template <typename F, int kTiles>
+__global__ __launch_bounds__(kWarps * 32, kTiles == 1 ? 3 : 2) void linear_decode_kernel(
+    const __grid_constant__ DecodeArgs a) {
   pdl_launch();
-  constexpr int kColumns = 8 * kTiles;
-  __shared__ float part[kWarps][kColumns * 16];
-  __shared__ float sum[kColumns * 16];
+  constexpr int kColumns = 8 * kTiles, kTile = kColumns * 16;
+  extern __shared__ __align__(128) uint8_t staged[];
+  __shared__ float part[kWarps][kTile];
+  __shared__ float sum[kTile];
   // Blocks that read the same weights stand side by side.
-  const int rank = static_cast<int>(blockIdx.x) % a.cluster, at = static_cast<int>(blockIdx.x) / a.cluster;
-  const int tile = at / a.row_groups;
+  const int rank = static_cast<int>(blockIdx.x) & (a.cluster - 1);
+  const int at = static_cast<int>(blockIdx.x) >> (a.shift - 3);
+  const int tile = a.row_groups == 1 ? at : at / a.row_groups;
+  const int first = (at - tile * a.row_groups) * kColumns;
   int p = 0;
   while (p + 1 < a.n_products && tile >= a.products[p + 1].first_tile) ++p;
   const ProductView& product = a.products[p];
   const int row = (tile - product.first_tile) * 16;
-  const int first = at % a.row_groups * kColumns;
 
-  const int warp = threadIdx.x / 32, steps = steps_of(product.w.k), parts = kWarps * a.cluster;
-  const int begin = part_begin(steps, rank * kWarps + warp, parts);
-  const int end = part_begin(steps, rank * kWarps + warp + 1, parts);
-  float acc[1][kTiles][4] = {};
-  PlainColumns columns{a.x, nullptr, first};
-  cuda::product<1, kTiles>(acc, {product.w}, {row}, begin, end, columns, [] { pdl_wait(); });
-  store_tile(part[warp], acc[0]);
+  const int warp = threadIdx.x / 32, steps = steps_of(product.w.k), piece = rank * kWarps + warp;
+  const int begin = piece_begin(steps, piece, a.shift), end = piece_begin(steps, piece + 1, a.shift);
+  const int first_step = piece_begin(steps, rank * kWarps, a.shift);
+  const int last_step = piece_begin(steps, (rank + 1) * kWarps, a.shift);
+  PlainStage<kWarps * 32> stage{a.x,
+                                nullptr,
+                                first,
+                                {staged, staged_stride(last_step - first_step),
+                                 min(kColumns, a.x.n_rows - first), first_step * kStep, last_step * kStep},
+                                false};
+  float acc[kTiles * 4];
+  cuda::product<F, kTiles>(acc, product.w, row, begin, end, stage);
+  store_tile<kTiles>(part[warp], acc);
   __syncthreads();
 
-  for (int i = threadIdx.x; i < kColumns * 16; i += kWarps * 32) {
+  for (int i = threadIdx.x; i < kTile; i += kWarps * 32) {
     float v = part[0][i];
 #pragma unroll
     for (int w = 1; w < kWarps; ++w) v += part[w][i];
@@ -56,7 +67,7 @@ __global__ __launch_bounds__(kWarps * 32) void linear_decode_kernel(const __grid
     cluster_wait();
   }
   if (rank == 0) {
-    for (int i = threadIdx.x; i < kColumns * 16; i += kWarps * 32) {
+    for (int i = threadIdx.x; i < kTile; i += kWarps * 32) {
       const int t = first + i / 16, n = row + i % 16;
       if (t >= a.x.n_rows || n >= product.w.n) continue;
       float v = sum[i];
@@ -87,6 +98,7 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
   for (size_t begin = 0; begin < products.size();) {
     DecodeArgs a;
     a.cluster = cluster_of(s, products[begin].w);
+    a.shift = a.cluster == 2 ? 4 : 3;
     a.x = x;
     a.epilogue = epilogue;
     a.injection = injection;
@@ -100,13 +112,19 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
       tiles += ceil_div(p.w.n, 16);
     }
     begin = end;
-    const int t = x.n_rows;
-    a.row_groups = t <= 16 ? 1 : ceil_div(t, 32);
-    const auto kernel = t <= 8    ? linear_decode_kernel<1>
-                        : t <= 16 ? linear_decode_kernel<2>
-                                  : linear_decode_kernel<4>;
-    launch(s, kernel, dim3(static_cast<unsigned>(tiles * a.row_groups * a.cluster)), kWarps * 32, 0,
-           a.cluster, a);
+    const int t = x.n_rows, columns = t <= 8 ? 8 : 16;
+    a.row_groups = ceil_div(t, columns);
+    const int shared = staged_stride(ceil_div(steps_of(x.k), a.cluster) + 1) * std::min(t, columns);
+    const WeightView* largest = &a.products[0].w;  // the kernel is made for its format
+    for (int i = 1; i < a.n_products; ++i) {
+      if (a.products[i].w.n > largest->n) largest = &a.products[i].w;
+    }
+    with_format_host(largest->kind, [&](auto format) {
+      using F = decltype(format);
+      launch(s, columns == 8 ? linear_decode_kernel<F, 1> : linear_decode_kernel<F, 2>,
+             dim3(static_cast<unsigned>(tiles * a.row_groups * a.cluster)), kWarps * 32,
+             static_cast<size_t>(shared), a.cluster, a);
+    });
   }
 }
 

@@ -16,11 +16,11 @@ struct PrefillArgs {
 template <typename F>
 __global__ __launch_bounds__(kTileThreads,
                              2) void linear_prefill_kernel(const __grid_constant__ PrefillArgs a) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared[];
   pdl_launch();
   pdl_wait();
   const int m0 = static_cast<int>(blockIdx.x) * kRows, n0 = static_cast<int>(blockIdx.y) * kTileCols;
-  float acc[kRows / 32][4][4] = {};
+  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
       acc, shared, a.x.k, a.product.w.k,
       [&](int r) { return m0 + r < a.x.n_rows ? a.x.a + (m0 + r) * a.x.stride : nullptr; },
@@ -28,7 +28,7 @@ __global__ __launch_bounds__(kTileThreads,
         row = n0 + r;
         return a.product.w;
       });
-  for_tile<kRows / 32>(acc, [&](int r, int c, float v0, float v1) {
+  for_tile<kRows>(acc, [&](int r, int c, float v0, float v1) {
     const int64_t t = m0 + r;
     if (t >= a.x.n_rows) return;
 #pragma unroll

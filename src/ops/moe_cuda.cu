@@ -16,6 +16,9 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
   m.shared_up = weight_view(w.shared_up);
   m.shared_down = weight_view(w.shared_down);
   m.shared_expert_gate = weight_view(w.shared_expert_gate);
+  for (const WeightView* v : {&m.gate, &m.up, &m.down, &m.shared_gate, &m.shared_up, &m.shared_down}) {
+    QUERN_CHECK(v->wide, "moe: an expert's matrices on CUDA are a multiple of 16 wide and begin on 16 bytes");
+  }
   const auto from = [&](int64_t begin, int64_t end) {
     MoeView v = m;
     v.h = rows_f32(h.slice_rows(begin, end));
@@ -30,7 +33,8 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
     return v;
   };
   const int64_t n_rows = h.shape[0];
-  const int64_t piece = std::max<int64_t>(kMaxDecodeEntries / w.top_k, 1);  // rows of one piece share expert reads
+  const int64_t piece =
+      std::max<int64_t>(kMaxDecodeEntries / w.top_k, 1);  // rows of one piece share expert reads
   for (int64_t begin = 0; begin < n_decode_rows; begin += piece)
     moe_decode(s, from(begin, std::min(begin + piece, n_decode_rows)));
   if (n_decode_rows < n_rows) moe_prefill(s, from(n_decode_rows, n_rows));

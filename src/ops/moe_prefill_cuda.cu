@@ -1,8 +1,8 @@
 // moe for prompt rows: entries sorted by expert, tiles of 64 entries, no atomics on floats.
 //
 // Counting sort: counts by integer atomics, offsets and the tile table by one block, then a warp an expert
-// writes its entries in ascending order. gate and up share a tile (columns of a warp: 16 of gate, the same 16
-// of up), so silu ⊙ is their epilogue; each entry's down is stored whole and summed in list order.
+// writes its entries in ascending order. gate and up share a tile (of 32 columns 16 are gate's and the same
+// 16 up's), so silu ⊙ is their epilogue; each entry's down is stored whole and summed in list order.
 #include "ops/cuda/moe_launch.cuh"
 #include "ops/cuda/tile_product.cuh"
 
@@ -99,7 +99,7 @@ __global__ __launch_bounds__(kTileThreads,
                                                              const __grid_constant__ WeightView up_all,
                                                              PrefillRows h, TileArgs tiles, int top_k,
                                                              uint16_t* act, int stride) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared[];
   pdl_launch();
   pdl_wait();
   const Tile tile = tile_of(tiles);
@@ -107,7 +107,7 @@ __global__ __launch_bounds__(kTileThreads,
   const WeightView gate = tiles.tiles ? gate_all.expert(tile.expert) : gate_all;
   const WeightView up = tiles.tiles ? up_all.expert(tile.expert) : up_all;
   const int n0 = static_cast<int>(blockIdx.x) * (kTileCols / 2);
-  float acc[kRows / 32][4][4] = {};
+  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
       acc, shared, h.k, gate.k,
       [&](int r) -> const uint16_t* {
@@ -120,26 +120,23 @@ __global__ __launch_bounds__(kTileThreads,
         row = n0 + c / 32 * 16 + c % 16;
         return c % 32 < 16 ? gate : up;
       });
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / 4, wn = warp % 4;
 #pragma unroll
-  for (int mi = 0; mi < kRows / 32; ++mi) {
+  for (int half = 0; half < 2; ++half) {
+    const int at = tile.begin + tile_row<kRows>(half);
+    if (at >= tile.end) continue;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = tile.begin + wm * (kRows / 2) + 16 * mi + lane / 4 + 8 * half;
-      if (at >= tile.end) continue;
+    for (int j = 0; j < kTileN<kRows>; ++j) {
+      if (j % 4 >= 2) continue;  // up's columns
+      const int c = tile_column<kRows>(j), n = n0 + c / 32 * 16 + c % 16;
+      if (n >= stride) continue;
+      float v[2];
 #pragma unroll
-      for (int ni = 0; ni < 2; ++ni) {
-        const int n = n0 + wn * 16 + 8 * ni + 2 * (lane % 4);
-        if (n >= stride) continue;
-        float v[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float g = acc[mi][ni][2 * half + e] * (gate.row_factor(n + e) * F::kRest);
-          const float u = acc[mi][ni + 2][2 * half + e] * (up.row_factor(n + e) * F::kRest);
-          v[e] = n + e < gate.n ? scalar::silu(g) * u : 0.0f;
-        }
-        *reinterpret_cast<uint32_t*>(act + int64_t{at} * stride + n) = pack_bf16(v[0], v[1]);
+      for (int e = 0; e < 2; ++e) {
+        const float g = acc[j][2 * half + e] * (gate.row_factor(n + e) * F::kRest);
+        const float u = acc[j + 2][2 * half + e] * (up.row_factor(n + e) * F::kRest);
+        v[e] = n + e < gate.n ? scalar::silu(g) * u : 0.0f;
       }
+      *reinterpret_cast<uint32_t*>(act + int64_t{at} * stride + n) = pack_bf16(v[0], v[1]);
     }
   }
 }
@@ -150,14 +147,14 @@ __global__ __launch_bounds__(kTileThreads,
                              2) void moe_down_tile_kernel(const __grid_constant__ WeightView down_all,
                                                           TileArgs tiles, const uint16_t* act, int stride,
                                                           float* y) {
-  extern __shared__ __align__(128) uint8_t shared[];
+  extern __shared__ __align__(1024) uint8_t shared[];
   pdl_launch();
   pdl_wait();
   const Tile tile = tile_of(tiles);
   if (tile.expert < 0) return;
   const WeightView down = down_all.expert(tile.expert);
   const int n0 = static_cast<int>(blockIdx.x) * kTileCols;
-  float acc[kRows / 32][4][4] = {};
+  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
       acc, shared, stride, stride,
       [&](int r) { return tile.begin + r < tile.end ? act + int64_t{tile.begin + r} * stride : nullptr; },
@@ -165,7 +162,7 @@ __global__ __launch_bounds__(kTileThreads,
         row = n0 + c;
         return down;
       });
-  for_tile<kRows / 32>(acc, [&](int r, int c, float v0, float v1) {
+  for_tile<kRows>(acc, [&](int r, int c, float v0, float v1) {
     const int at = tile.begin + r, n = n0 + c;
     if (at >= tile.end) return;
     float* to = y + int64_t{tiles.order[at]} * down.n + n;

@@ -13,45 +13,56 @@ constexpr int kWarps = 8, kCluster = 4, kMaxGroups = 1024;
 // stream runs a model, so launches do not overlap on it.
 __device__ unsigned g_done[kMaxGroups];
 
-// Even tiles are the roundings of eight rows, odd ones the rests.
-struct SplitColumns {
+// Columns 0-7 are the roundings of eight rows, 8-15 the rests.
+struct SplitStage {
   RowsF32 rows;
-  int first;
+  int first, n_rows;
+  StagedX staged;
 
   template <bool kSplitPairs>
-  __device__ __forceinline__ void words(int j, int k, uint32_t* b) {
-    const int r = first + 8 * (j / 2) + (threadIdx.x % 32) / 4;
-    float v[16];
-    if (r < rows.n_rows) {
-      load_run(v, rows.row(r), k, rows.k, rows.wide);
-    } else {
+  __device__ __forceinline__ void run() {
+    pdl_wait();
+    const int chunks = (staged.k1 - staged.k0) / 8;
+    for (int c = 0; c < n_rows; ++c) {
+      for (int i = threadIdx.x; i < chunks; i += kWarps * 32) {
+        float v[8], rest[8];
+        load_eight(v, rows.row(first + c), staged.k0 + 8 * i, rows.k, rows.wide);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] = 0;
+        for (int e = 0; e < 8; ++e) rest[e] = v[e] - bf16_low(pack_bf16(v[e], 0.0f));
+        *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * i) = pack_eight<kSplitPairs>(v);
+        *reinterpret_cast<uint4*>(staged.x + (8 + c) * staged.stride + 16 * i) =
+            pack_eight<kSplitPairs>(rest);
+      }
     }
-    if (j % 2 == 1) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] -= bf16_low(pack_bf16(v[i], 0.0f));
-    }
-    pack_run<kSplitPairs>(v, b);
+    __syncthreads();
   }
 };
 
-__global__ __launch_bounds__(kWarps * 32) void route_kernel(const __grid_constant__ WeightView w,
-                                                            const __grid_constant__ RowsF32 h, float* logits,
-                                                            int32_t* ids, float* p, int top_k,
-                                                            bool renormalise, int groups, int cluster) {
+template <typename F>
+__global__ __launch_bounds__(kWarps * 32, 2) void route_kernel(const __grid_constant__ WeightView w,
+                                                               const __grid_constant__ RowsF32 h,
+                                                               float* logits, int32_t* ids, float* p,
+                                                               int top_k, bool renormalise, int groups,
+                                                               int cluster) {
   pdl_launch();
+  extern __shared__ __align__(128) uint8_t staged[];
   __shared__ float part[kWarps][2 * 8 * 16];
   __shared__ float sum[8 * 16];
   __shared__ bool is_last;
   const int rank = static_cast<int>(blockIdx.x) % cluster, at = static_cast<int>(blockIdx.x) / cluster;
   const int tile = at / groups, group = at % groups, first = group * 8, row = tile * 16;
   const int warp = threadIdx.x / 32, steps = steps_of(w.k), parts = kWarps * cluster;
-  float acc[1][2][4] = {};
-  SplitColumns columns{h, first};
-  product<1, 2>(acc, {w}, {row}, part_begin(steps, rank * kWarps + warp, parts),
-                part_begin(steps, rank * kWarps + warp + 1, parts), columns, [] { pdl_wait(); });
-  store_tile(part[warp], acc[0]);
+  const int first_step = part_begin(steps, rank * kWarps, parts),
+            last_step = part_begin(steps, (rank + 1) * kWarps, parts);
+  SplitStage stage{
+      h,
+      first,
+      min(8, h.n_rows - first),
+      {staged, staged_stride(last_step - first_step), 16, first_step * kStep, last_step * kStep}};
+  float acc[2 * 4];
+  product<F, 2>(acc, w, row, part_begin(steps, rank * kWarps + warp, parts),
+                part_begin(steps, rank * kWarps + warp + 1, parts), stage);
+  store_tile<2>(part[warp], acc);
   __syncthreads();
   for (int i = threadIdx.x; i < 8 * 16; i += kWarps * 32) {
     float v = 0;
@@ -105,7 +116,9 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
   const Tensor logits = s.scratch(DType::F32, {h.n_rows, router.n});
   const int groups = ceil_div(h.n_rows, 8), tiles = ceil_div(router.n, 16);
   QUERN_CHECK(groups <= kMaxGroups, "too many decode rows in one step");
-  launch(s, route_kernel, dim3(static_cast<unsigned>(tiles * groups * kCluster)), kWarps * 32, 0, kCluster,
+  const auto kernel = router.kind == WeightKind::F32 ? route_kernel<RunF32> : route_kernel<Run16<false>>;
+  launch(s, kernel, dim3(static_cast<unsigned>(tiles * groups * kCluster)), kWarps * 32,
+         static_cast<size_t>(staged_stride(ceil_div(steps_of(router.k), kCluster) + 1) * 16), kCluster,
          router, h, logits.as<float>(), ids, p, top_k, renormalise, groups, kCluster);
 }
 
@@ -124,6 +137,7 @@ void moe_route(Stream& s, Tensor ids, Tensor p, Tensor h, const MoeWeights& w, i
   QUERN_CHECK(ids.packed() && p.packed() && w.router.n() <= kMaxExperts && w.top_k <= 31,
               "moe_route on CUDA takes at most 1024 experts and 31 a token");
   const WeightView router = weight_view(w.router);
+  QUERN_CHECK(router.wide, "moe_route: the router on CUDA is a multiple of 16 wide and begins on 16 bytes");
   const int64_t n_rows = h.shape[0], k = w.top_k;
   if (n_decode_rows > 0) {
     moe_route_decode(s, ids.as<int32_t>(), p.as<float>(), router, rows_f32(h.slice_rows(0, n_decode_rows)),

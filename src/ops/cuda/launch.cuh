@@ -47,7 +47,7 @@ template <typename... P, typename... A>
 void launch(Stream& s, void (*kernel)(P...), dim3 grid, int threads, size_t shared, int cluster,
             A&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  if (shared > 48 * 1024) {
+  if (shared > 16 * 1024) {  // with the kernel's own arrays it may pass the default limit
     QUERN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shared)));

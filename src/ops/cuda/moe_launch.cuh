@@ -33,7 +33,7 @@ void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& rout
 
 // W[0] · x over the block, f32: weights rounded to BF16, x not.
 template <int kThreads>
-__device__ __forceinline__ float row_dot(const WeightView& w, const float* x, bool wide, float* shared) {
+__device__ __noinline__ float row_dot(const WeightView& w, const float* x, bool wide, float* shared) {
   float sum = 0;
   with_format(w.kind, [&](auto format) {
     using F = decltype(format);

@@ -1,35 +1,50 @@
-// The product of the prefill path: tiles of kRows rows of x by 128 rows of weight, K in steps of 64, in
-// ascending order whatever the number of rows.
+// The product of the prefill path: tiles of kRows rows of x by 128 rows of weight, K in steps of 64, in ascending order
+// whatever the number of rows.
 //
-// Eight warps, two by four; each has kRows/2 × 32 of the tile. x comes in BF16 by cp.async, three stages deep.
-// The weight's bytes for the next step wait in registers while this step is multiplied, and are decoded to
-// BF16 into the other of two stages. Rows of 128 bytes are swizzled by 16-byte chunks so that ldmatrix meets
-// no bank twice. An epilogue type says which weight row stands in which column and what becomes of the sums.
+// Eight warps: with 128 rows a warp has 16 of them and every column, with 64 rows 16 and half the columns. x comes in
+// BF16 by cp.async, three stages deep. The weight's bytes for the next step wait in registers and are decoded to BF16
+// into the other of two stages while the tensor cores work on this one (wgmma on Hopper, mma elsewhere; the order of K
+// is the same). Rows of 128 bytes are swizzled by 16-byte chunks. A lane's columns are 8j + 2t and the next, so what 32
+// neighbouring columns hold for one (i mod 8) meets in one lane: the epilogues rely on it.
 #pragma once
 
 #include "ops/cuda/linear_launch.cuh"
 #include "ops/cuda/product.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace quern::cuda {
 
 inline constexpr int kTileCols = 128, kTileThreads = 256;
 template <int kRows>
-inline constexpr int kTileShared = 3 * kRows * 128 + 2 * kTileCols * 128;
+inline constexpr int kTileShared = 3 * kRows * 128 + 2 * kTileCols * 128 + 1024;
+template <int kRows>
+inline constexpr int kTileN = kRows == 128 ? 16 : 8;  // groups of eight columns a warp has
 
 __device__ __forceinline__ uint8_t* swizzled(uint8_t* tile, int row, int chunk) {
   return tile + row * 128 + ((chunk ^ (row & 7)) << 4);
 }
+// Where a lane's values lie in the tile: row for half 0 or 1, column of acc[j][0].
+template <int kRows>
+__device__ __forceinline__ int tile_row(int half) {
+  const int warp = threadIdx.x / 32;
+  return (kRows == 128 ? warp : warp % 4) * 16 + threadIdx.x % 32 / 4 + 8 * half;
+}
+template <int kRows>
+__device__ __forceinline__ int tile_column(int j) {
+  return (kRows == 128 ? 0 : static_cast<int>(threadIdx.x) / 128 * 64) + 8 * j + 2 * (threadIdx.x % 4);
+}
 
-// One tile. `a_row(r)` is the row of x (null: zeros) of tile row r; weight_row(r) sets the weight and its row
-// for tile column r. Afterwards acc[mi][ni] holds tile rows 16·mi + … and columns 8·ni + … of the warp.
+// One tile. `a_row(r)` is the row of x (null: zeros) of tile row r; weight_row(c, row) gives the weight and its row for
+// tile column c.
 template <typename F, int kRows, typename ARow, typename WRow>
-__device__ __forceinline__ void tile_product(float (&acc)[kRows / 32][4][4], uint8_t* shared, int k_a,
+__device__ __forceinline__ void tile_product(float (&acc)[kTileN<kRows>][4], uint8_t* shared, int k_a,
                                              int k_w, ARow&& a_row, WRow&& weight_row) {
-  constexpr int kMi = kRows / 32;
+  static_assert(kRows == 128 || kRows == 64);
   constexpr int kStages = 3;
+  shared += (1024 - (shared_address(shared) & 1023)) & 1023;
   uint8_t* a_tile = shared;
   uint8_t* b_tile = shared + kStages * kRows * 128;
-  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
+  const int tid = threadIdx.x;
   const int n_steps = (k_a + 63) / 64;
   const int wrap = steps_of(k_w) * kStep;  // rows of x in two halves meet the weight twice
 
@@ -59,10 +74,13 @@ __device__ __forceinline__ void tile_product(float (&acc)[kRows / 32][4][4], uin
     const int k = step * 64 + b_half * 32;
     return k >= wrap ? k - wrap : k;
   };
+  const uint8_t* const w_from = w.row_of(w_row);  // a row beyond the end fills a column that is nobody's
+  const uint8_t* const w_scales = w.scales_of(w_row);
   auto load_b = [&](int step) {
     if (step >= n_steps) return;
-    F::load(raw[0], w, w_row, k_of(step));
-    F::load(raw[1], w, w_row, k_of(step) + 16);
+    const int k = k_of(step);
+    F::load_wide(raw[0], w_from, w_scales, min(k, w.k - 16), w.dtype);  // weights are `wide`
+    F::load_wide(raw[1], w_from, w_scales, min(k + 16, w.k - 16), w.dtype);
   };
   auto store_b = [&](int step) {
     if (step >= n_steps) return;
@@ -85,46 +103,56 @@ __device__ __forceinline__ void tile_product(float (&acc)[kRows / 32][4][4], uin
   load_b(1);
   for (int step = 0; step < n_steps; ++step) {
     cp_async_wait<1>();
-    __syncthreads();
-    copy_a(step + 2);
     uint8_t* at = a_tile + step % kStages * kRows * 128;
     uint8_t* bt = b_tile + step % 2 * kTileCols * 128;
+#ifdef QUERN_WGMMA
+    fence_async_proxy();
+    __syncthreads();
+    const int group = tid / 128;
+    const uint64_t a = wgmma_tile(at + (kRows == 128 ? group * 64 * 128 : 0));
+    const uint64_t b = wgmma_tile(bt + (kRows == 128 ? 0 : group * 64 * 128));
+    hold(acc);
+    wgmma_begin();
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) wgmma_bf16(acc, a + 2 * kk, b + 2 * kk);  // 32 bytes of K
+    wgmma_commit();
+    copy_a(step + 2);
+    store_b(step + 1);
+    load_b(step + 2);
+    wgmma_wait();
+    hold(acc);
+#else
+    __syncthreads();
+    copy_a(step + 2);
+    const int lane = tid % 32, warp = tid / 32, row0 = (kRows == 128 ? warp : warp % 4) * 16;
+    const int col0 = kRows == 128 ? 0 : warp / 4 * 64;
 #pragma unroll
     for (int kk = 0; kk < 4; ++kk) {
-      uint32_t b[2][4];
+      uint32_t a[4];
+      ldmatrix4(a, swizzled(at, row0 + (lane & 15), 2 * kk + (lane >> 4)));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ldmatrix4(b[i], swizzled(bt, wn * 32 + 16 * i + (lane & 7) + ((lane >> 4) << 3),
-                                 2 * kk + ((lane >> 3) & 1)));
-      }
-#pragma unroll
-      for (int mi = 0; mi < kMi; ++mi) {
-        uint32_t a[4];
-        ldmatrix4(a, swizzled(at, wm * (kRows / 2) + 16 * mi + (lane & 15), 2 * kk + (lane >> 4)));
-#pragma unroll
-        for (int ni = 0; ni < 4; ++ni) {
-          mma_bf16(acc[mi][ni], a[0], a[1], a[2], a[3], b[ni / 2][ni % 2 * 2], b[ni / 2][ni % 2 * 2 + 1]);
-        }
+      for (int j = 0; j < kTileN<kRows>; j += 2) {
+        uint32_t b[4];
+        ldmatrix4(b,
+                  swizzled(bt, col0 + 8 * j + (lane & 7) + ((lane >> 4) << 3), 2 * kk + ((lane >> 3) & 1)));
+        mma_bf16(acc[j], a[0], a[1], a[2], a[3], b[0], b[1]);
+        mma_bf16(acc[j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
       }
     }
     store_b(step + 1);
     load_b(step + 2);
+#endif
   }
 }
 
-// Calls f(tile row, first of two neighbouring columns, v0, v1, mi, ni) for every pair a lane holds.
-template <int kMi, typename Fn>
-__device__ __forceinline__ void for_tile(const float (&acc)[kMi][4][4], Fn&& f) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, wm = warp / 4, wn = warp % 4;
+// Calls f(tile row, first of two neighbouring columns, v0, v1) for every pair a lane holds.
+template <int kRows, typename Fn>
+__device__ __forceinline__ void for_tile(const float (&acc)[kTileN<kRows>][4], Fn&& f) {
 #pragma unroll
-  for (int mi = 0; mi < kMi; ++mi) {
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = wm * kMi * 16 + 16 * mi + lane / 4 + 8 * half;
-#pragma unroll
-      for (int ni = 0; ni < 4; ++ni) {
-        f(r, wn * 32 + 8 * ni + 2 * (lane % 4), acc[mi][ni][2 * half], acc[mi][ni][2 * half + 1]);
-      }
+    for (int j = 0; j < kTileN<kRows>; ++j) {
+      f(tile_row<kRows>(half), tile_column<kRows>(j), acc[j][2 * half], acc[j][2 * half + 1]);
     }
   }
 }

@@ -8,9 +8,9 @@ namespace quern::cuda {
 inline constexpr int kMaxExperts = 1024;
 
 // Largest first, ties to the lower id. A row of NaN gives ids 0 … K-1 and NaN weights: ids stay in range.
-__device__ __forceinline__ void top_experts(const float* logits, int n, int top_k, bool renormalise,
-                                            int32_t* ids, float* p) {
-  constexpr int kPerLane = kMaxExperts / 32;
+template <int kPerLane>
+__device__ __forceinline__ void top_experts_of(const float* logits, int n, int top_k, bool renormalise,
+                                               int32_t* ids, float* p) {
   const int lane = threadIdx.x % 32;
   float v[kPerLane];
   float max = -INFINITY;
@@ -65,6 +65,15 @@ __device__ __forceinline__ void top_experts(const float* logits, int n, int top_
   }
   if (lane < top_k) p[lane] = renormalise ? mine / total : mine;
   if (!(sum >= 0) && lane < top_k) p[lane] = NAN;
+}
+
+__device__ __forceinline__ void top_experts(const float* logits, int n, int top_k, bool renormalise,
+                                            int32_t* ids, float* p) {
+  if (n <= 512) {
+    top_experts_of<16>(logits, n, top_k, renormalise, ids, p);
+  } else {
+    top_experts_of<kMaxExperts / 32>(logits, n, top_k, renormalise, ids, p);
+  }
 }
 
 }  // namespace quern::cuda

@@ -3,6 +3,7 @@
 // A format is a type with
 //   Raw                      what a run is in memory; zero bytes decode to zeros
 //   load(raw, w, row, k)     k a multiple of 16; a run at or beyond w.k, or a row at or beyond w.n, is zeros
+//   load_wide(raw, …)        the same from pointers to the row and its scales, where w.wide holds, without a branch
 //   decode(raw, words)       for the decode kernels: words hold elements (pair(i), pair(i) + step), unscaled by
 //                            what kScaleLater names
 //   decode_ordered(…)        for the prefill kernels: words hold elements (2i, 2i + 1), every scale but the
@@ -17,6 +18,7 @@
 #include "ops/quant_formats.h"
 #include "ops/scalar.h"
 #include "ops/weight.h"
+#include "tensor/stream.h"
 
 namespace quern::cuda {
 
@@ -55,6 +57,12 @@ struct WeightView {
     return scale_is_bf16 ? quant::bf16_to_float(static_cast<const uint16_t*>(scale)[i])
                          : static_cast<const float*>(scale)[i];
   }
+  __device__ __forceinline__ const uint8_t* row_of(int row) const {
+    return data + min(row, n - 1) * row_bytes;
+  }
+  __device__ __forceinline__ const uint8_t* scales_of(int row) const {
+    return static_cast<const uint8_t*>(scale) + min(row, n - 1) * scale_stride;
+  }
   // The factor of a whole row that runs leave out.
   __device__ __forceinline__ float row_factor(int row) const {
     return kind == WeightKind::F8Row ? (row < n ? scale_at(row * scale_stride) : 0.0f) : global_scale;
@@ -66,6 +74,8 @@ struct WeightView {
 };
 
 WeightView weight_view(const Weight& w);
+// `w`, or its values in BF16 scratch of the stream where it cannot be read in wide runs.
+WeightView wide_view(Stream& s, const WeightView& w);
 WeightView weight_view(const ExpertWeights& w);
 
 // ---- pieces ----
@@ -95,9 +105,30 @@ __device__ __forceinline__ uint32_t f4_factor(uint32_t scale_byte) {
 }
 inline constexpr float kF4Rest = 512.0f;  // what f4_factor leaves out
 
+// Weights are read once and in program order: volatile, so that they are on their way before a kernel waits for x.
+__device__ __forceinline__ uint4 load_once16(const uint8_t* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint2 load_once8(const uint8_t* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ void put16(uint32_t* w, const uint4& v) {
+  w[0] = v.x;
+  w[1] = v.y;
+  w[2] = v.z;
+  w[3] = v.w;
+}
+
 // Bytes [offset, offset + 4 n) of a row, zeros from `end` on, one by one: short or unaligned rows.
-static __device__ __noinline__ void load_bytes_singly(uint32_t* words, const uint8_t* row, int64_t offset,
-                                                      int64_t end, int n) {
+__device__ __forceinline__ void load_bytes_singly(uint32_t* words, const uint8_t* row, int64_t offset,
+                                                  int64_t end, int n) {
 #pragma unroll 1
   for (int i = 0; i < n; ++i) {
     uint32_t word = 0;
@@ -116,14 +147,14 @@ __device__ __forceinline__ void load_bytes(uint32_t* raw, const uint8_t* row, in
     if constexpr (kBytes % 16 == 0) {
 #pragma unroll
       for (int i = 0; i < kBytes / 16; ++i) {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(row + offset) + i);
+        const uint4 v = load_once16(row + offset + 16 * i);
         raw[4 * i] = v.x;
         raw[4 * i + 1] = v.y;
         raw[4 * i + 2] = v.z;
         raw[4 * i + 3] = v.w;
       }
     } else {
-      const uint2 v = __ldg(reinterpret_cast<const uint2*>(row + offset));
+      const uint2 v = load_once8(row + offset);
       raw[0] = v.x;
       raw[1] = v.y;
     }
@@ -148,15 +179,21 @@ __device__ __forceinline__ void pair_order(const uint32_t* f4, uint32_t* ordered
 // ---- formats ----
 
 struct RunF32 {
+  static constexpr WeightKind kKind = WeightKind::F32;
   struct Raw {
     alignas(16) uint32_t w[16];
   };
   static constexpr bool kSplitPairs = false, kBlockScale = false;
-  static constexpr int kBatch = 1;  // runs a lane keeps in flight in the decode kernels
+  static constexpr int kBatch = 1,
+                       kBatchOfTwo = 1;  // steps a decode kernel keeps in flight, of one weight and of two
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
     if (row < w.n) load_bytes<64>(r.w, w.data + row * w.row_bytes, int64_t{k} * 4, int64_t{w.k} * 4, w.wide);
+  }
+  __device__ static __forceinline__ void load_wide(Raw& r, const uint8_t* row, const uint8_t*, int k, DType) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) put16(r.w + 4 * i, load_once16(row + 4 * k + 16 * i));
   }
   __device__ static __forceinline__ void decode(const Raw& r, uint32_t* out) {
 #pragma unroll
@@ -171,15 +208,20 @@ struct RunF32 {
 
 template <bool kIsF16>
 struct Run16 {
+  static constexpr WeightKind kKind = kIsF16 ? WeightKind::F16 : WeightKind::BF16;
   struct Raw {
     alignas(16) uint32_t w[8];
   };
   static constexpr bool kSplitPairs = false, kBlockScale = false;
-  static constexpr int kBatch = 3;
+  static constexpr int kBatch = 2, kBatchOfTwo = 1;
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
     if (row < w.n) load_bytes<32>(r.w, w.data + row * w.row_bytes, int64_t{k} * 2, int64_t{w.k} * 2, w.wide);
+  }
+  __device__ static __forceinline__ void load_wide(Raw& r, const uint8_t* row, const uint8_t*, int k, DType) {
+    put16(r.w, load_once16(row + 2 * k));
+    put16(r.w + 4, load_once16(row + 2 * k + 16));
   }
   __device__ static __forceinline__ void decode(const Raw& r, uint32_t* out) {
 #pragma unroll
@@ -199,15 +241,19 @@ struct Run16 {
 
 template <bool kBlocks>
 struct RunF8 {
+  static constexpr WeightKind kKind = kBlocks ? WeightKind::F8Block : WeightKind::F8Row;
   struct Raw {
     alignas(16) uint32_t w[4];
   };
   static constexpr bool kSplitPairs = false, kBlockScale = kBlocks;
-  static constexpr int kBatch = 5;
+  static constexpr int kBatch = 3, kBatchOfTwo = 2;
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
     if (row < w.n) load_bytes<16>(r.w, w.data + row * w.row_bytes, k, w.k, w.wide);
+  }
+  __device__ static __forceinline__ void load_wide(Raw& r, const uint8_t* row, const uint8_t*, int k, DType) {
+    put16(r.w, load_once16(row + k));
   }
   __device__ static __forceinline__ void decode(const Raw& r, uint32_t* out) {
 #pragma unroll
@@ -225,18 +271,26 @@ struct RunF8 {
 };
 
 struct RunF4 {
+  static constexpr WeightKind kKind = WeightKind::F4;
   struct Raw {
     alignas(8) uint32_t w[2];
     uint32_t scale;
   };
   static constexpr bool kSplitPairs = true, kBlockScale = false;
-  static constexpr int kBatch = 5;
+  static constexpr int kBatch = 3, kBatchOfTwo = 2;
   static constexpr float kRest = kF4Rest;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
     if (row >= w.n || k >= w.k) return;
     load_bytes<8>(r.w, w.data + row * w.row_bytes, k / 2, w.k / 2, w.wide);
     r.scale = __ldg(static_cast<const uint8_t*>(w.scale) + row * w.scale_stride + k / 16);
+  }
+  __device__ static __forceinline__ void load_wide(Raw& r, const uint8_t* row, const uint8_t* scales, int k,
+                                                   DType) {
+    const uint2 v = load_once8(row + k / 2);
+    r.w[0] = v.x;
+    r.w[1] = v.y;
+    asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(r.scale) : "l"(scales + k / 16));
   }
   __device__ static __forceinline__ void decode(const Raw& r, uint32_t* out) {
     const uint32_t factor = f4_factor(r.scale);
@@ -312,11 +366,12 @@ static __device__ __noinline__ void any_block_run(DType dtype, const uint8_t* ro
 }
 
 struct RunBlocks {
+  static constexpr WeightKind kKind = WeightKind::Blocks;
   struct Raw {
     uint32_t w[8];
   };
   static constexpr bool kSplitPairs = false, kBlockScale = false;
-  static constexpr int kBatch = 1;
+  static constexpr int kBatch = 1, kBatchOfTwo = 1;
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
@@ -326,6 +381,13 @@ struct RunBlocks {
 #pragma unroll
       for (int i = 0; i < 8; ++i) r.w[i] = out[i];
     }
+  }
+  __device__ static __forceinline__ void load_wide(Raw& r, const uint8_t* row, const uint8_t*, int k,
+                                                   DType dtype) {
+    uint32_t out[8];
+    any_block_run(dtype, row, k, out);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) r.w[i] = out[i];
   }
   __device__ static __forceinline__ void decode(const Raw& r, uint32_t* out) {
 #pragma unroll
