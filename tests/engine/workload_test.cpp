@@ -104,7 +104,7 @@ void run_workload(uint32_t seed) {
   Workload w(seed);
   // Each seed is another machine: a pool that holds one request or all of them, few slots or many.
   const auto slots = static_cast<int32_t>(1 + w.below(6));
-  const auto pages = static_cast<int32_t>(14 + w.below(40));
+  const auto pages = static_cast<int32_t>(8 + w.below(24));
   TinyModel tiny(pages, slots, /*rows=*/128 + 64 * w.below(8));
   EngineOptions options;
   options.max_stall_ms = w.one_in(2) ? 0 : 20;
@@ -132,8 +132,9 @@ void run_workload(uint32_t seed) {
         pasts.push_back(r.prompt);
         asked[id].request = std::move(r);
       }
-      if (w.one_in(25) && !asked.empty()) {
-        const RequestId id = 1 + w.below(static_cast<uint32_t>(asked.size()));
+      if (w.one_in(15) && !asked.empty()) {
+        const auto n = static_cast<uint32_t>(asked.size());
+        const RequestId id = n - w.below(std::min(n, 4U));  // a recent one: likely under way
         engine.core.cancel(id);
         asked[id].cancelled_at = step;
       }
