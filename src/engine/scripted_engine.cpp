@@ -71,7 +71,7 @@ ScriptedReply parse_reply(const Json& json, const std::string& where,
           throw Error("script: " + at + ": expected {\"after\": tokens, \"ms\": milliseconds}");
         reply.pauses.push_back({count_of(*after, at + ".after", 0), number_of(*ms, at + ".ms", kMaxMs)});
       }
-      std::stable_sort(reply.pauses.begin(), reply.pauses.end(),
+      std::sort(reply.pauses.begin(), reply.pauses.end(),
                        [](const auto& a, const auto& b) { return a.after < b.after; });
     } else if (key == "error_after") {
       reply.error_after = count_of(value, at, 0);
