@@ -12,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <ctime>
+#include <future>
 #include <optional>
 #include <thread>
 #include <unordered_map>
@@ -801,10 +802,16 @@ void HttpServer::start() {
 bool HttpServer::drain(double seconds) {
   State& s = *state_;
   s.draining = true;
-  asio::post(s.context, [self = state_] {
-    error_code ec;
-    self->acceptor->close(ec);
-  });
+  if (!s.threads.empty()) {
+    // The port is closed before the first connection is: who sees one end and comes back is refused at once.
+    std::promise<void> closed;
+    asio::post(s.context, [self = state_, &closed] {
+      error_code ec;
+      self->acceptor->close(ec);
+      closed.set_value();
+    });
+    closed.get_future().wait();
+  }
   for (const auto& connection : s.open()) connection->drain();
   return s.wait_closed(seconds);
 }
