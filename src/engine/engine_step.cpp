@@ -119,7 +119,7 @@ void EngineCore::draft(std::vector<Row>& rows) {
   }
 
   std::vector<int32_t> chosen;
-  for (int pass = 0; !items.empty(); ++pass) {
+  while (!items.empty()) {
     const double begin = clock_();
     batch_.build_draft(items);
     const Tensor logits = model_.draft(batch_);

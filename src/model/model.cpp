@@ -146,12 +146,11 @@ Tensor Model::enqueue(Batch& batch) {
   a.use_logits(batch.n_logits());
 
   embed(s, a.x, rows, w.embed, config_.streams);  // [T, S·H]
-  int n_delta = 0, n_attention = 0;
+  int n_attention = 0;
   for (int layer = 0; layer < config_.n_layers; ++layer) {
     if (layer == config_.ple.layer) ple(layer, rows);
     if (w.layers[layer].kind == LayerKind::DeltaNet) {
       delta_layer(layer, rows);
-      ++n_delta;
     } else {
       attention_layer(w.attention[n_attention], memory_->kv.layer(n_attention), a.x, rows, layer);
       ++n_attention;
