@@ -28,6 +28,26 @@ inline Vector linear(const Vector& x, const Vector& w, int64_t rows, int64_t n, 
   return y;
 }
 
+// Rows of x [rows, k] with each group of 32 rounded to 8 bits (ops/cpu/int8_product.h). Which code a value gets is
+// decided by f32 arithmetic, so this is done in f32; the values they stand for are double.
+struct Rounded {
+  std::vector<int> codes;
+  Vector values;
+};
+inline Rounded round_to_int8(const Vector& x, int64_t rows, int64_t k) {
+  Rounded out{std::vector<int>(x.size()), Vector(x.size())};
+  for (int64_t begin = 0; begin < rows * k; begin += 32) {
+    float top = 0;
+    for (int64_t i = begin; i < begin + 32; ++i) top = std::max(top, std::abs(static_cast<float>(x[at(i)])));
+    const float d = top / 127.0f, inverse = top > 0 ? 127.0f / top : 0;
+    for (int64_t i = begin; i < begin + 32; ++i) {
+      out.codes[at(i)] = static_cast<int>(std::nearbyint(static_cast<float>(x[at(i)]) * inverse));
+      out.values[at(i)] = double{d} * out.codes[at(i)];
+    }
+  }
+  return out;
+}
+
 // Norm of d values at x, with one plus the weight, or with the weight itself.
 inline Vector rms(const double* x, const double* w, int64_t d, double eps, bool zero_centred = true) {
   double sum = 0;

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <numeric>
+#include <span>
 
 #include "base/check.h"
 #include "ops/cpu/matmul.h"
@@ -87,14 +89,21 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
   const Tensor shared = s.scratch(DType::F32, {rows, width});
   const Tensor shared_weight = s.scratch(DType::F32, {rows, 1});
 
-  std::vector<RowProduct> products;
-  products.reserve(static_cast<size_t>(2 * std::min(pairs, experts) + 3));
+  const int64_t most = 2 * std::min(pairs, experts) + 3;
+  auto* products = reinterpret_cast<RowProduct*>(
+      s.scratch(DType::U8, {most, static_cast<int64_t>(sizeof(RowProduct))}).data);
+  int64_t n_products = 0;
+  const auto add = [&](const RowProduct& product) { new (&products[n_products++]) RowProduct(product); };
+  const auto run = [&](std::span<const Input> inputs) {
+    matmul(s, inputs, {products, static_cast<size_t>(n_products)});
+    n_products = 0;
+  };
   const auto to_inner = [&](const Weight& weight, Tensor out, int64_t from, int64_t n, bool all_rows) {
-    products.push_back({.w = &weight,
-                        .x_rows = all_rows ? nullptr : pair_row.as<int32_t>() + from,
-                        .y = out.as<float>() + from * out.row_stride,
-                        .y_stride = out.row_stride,
-                        .n_rows = n});
+    add({.w = &weight,
+         .x_rows = all_rows ? nullptr : pair_row.as<int32_t>() + from,
+         .y = out.as<float>() + from * out.row_stride,
+         .y_stride = out.row_stride,
+         .n_rows = n});
   };
   const auto n_of = [&](int64_t e) { return int64_t{begin_of[e + 1] - begin_of[e]}; };
   for (int64_t e = 0; e < experts; ++e) {
@@ -106,7 +115,7 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
   to_inner(w.shared_up, shared_up, 0, rows, true);
   to_inner(w.shared_expert_gate, shared_weight, 0, rows, true);
   const Input hidden{h.as<float>(), h.row_stride, rows, width};
-  matmul(s, {&hidden, 1}, products);
+  run({&hidden, 1});
 
   s.pool().parallel_for(pairs + rows, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -119,24 +128,23 @@ void moe(Stream& s, Tensor x, Tensor inj, Tensor h, Tensor ids, Tensor p, const 
     }
   });
 
-  products.clear();
   for (int64_t e = 0; e < experts; ++e) {
     if (n_of(e) == 0) continue;
-    products.push_back({.w = &w.down.items[static_cast<size_t>(e)],
-                        .x_begin = begin_of[e],
-                        .y = results.as<float>(),
-                        .y_stride = results.row_stride,
-                        .y_rows = pair_result.as<int32_t>() + begin_of[e],
-                        .n_rows = n_of(e)});
+    add({.w = &w.down.items[static_cast<size_t>(e)],
+         .x_begin = begin_of[e],
+         .y = results.as<float>(),
+         .y_stride = results.row_stride,
+         .y_rows = pair_result.as<int32_t>() + begin_of[e],
+         .n_rows = n_of(e)});
   }
-  products.push_back({.w = &w.shared_down,
-                      .input = 1,
-                      .y = shared.as<float>(),
-                      .y_stride = shared.row_stride,
-                      .n_rows = rows});
+  add({.w = &w.shared_down,
+       .input = 1,
+       .y = shared.as<float>(),
+       .y_stride = shared.row_stride,
+       .n_rows = rows});
   const Input activated[2] = {{gate.as<float>(), gate.row_stride, pairs, inner},
                               {shared_gate.as<float>(), shared_gate.row_stride, rows, shared_inner}};
-  matmul(s, activated, products);
+  run(activated);
 
   const int64_t streams = inj.cols();
   s.pool().parallel_for(rows, 2, [&](int64_t begin, int64_t end) {

@@ -136,6 +136,49 @@ TEST_P(MoeTest, matches_double_precision) {
     }
 }
 
+// Rows and intermediates are rounded to 8 bits per 32 values on the way into quantised experts. The reference rounds
+// its own double intermediate, so where an f32 one lies beside a tie their codes may differ by one: 1e-3, not 1e-6.
+TEST_P(MoeTest, quantised_experts_match_a_reference_that_rounds_as_they_do) {
+  if (!on_cpu()) GTEST_SKIP() << "only the CPU rounds rows to 8 bits";
+  Machine m(GetParam());
+  Random random(5);
+  for (const DType dtype : {DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::MXFP4})
+    for (const int64_t rows : {1, 7, 40}) {
+      const int64_t H = 256, I = 96, E = 6, K = 3;
+      const Case c = make(m, random, H, I, E, K, dtype);
+      const auto h = random.normals(rows * H), x = random.normals(rows * H);
+      const Result got = run(m, c, h, x, std::vector<float>(static_cast<size_t>(rows), 0.0f), 0);
+      const auto hr = reference::round_to_int8(doubles(h), rows, H).values;
+      std::vector<double> y(h.size());
+      for (int64_t t = 0; t < rows; ++t) {
+        const auto row = [&](const std::vector<double>& v) {
+          return std::vector<double>(v.begin() + t * H, v.begin() + (t + 1) * H);
+        };
+        const auto expert = [&](const std::vector<double>& in, const TestWeight& gate, const TestWeight& up,
+                                const TestWeight& down, bool rounds) {
+          auto a = reference::linear(in, gate.values, 1, I, H);
+          const auto u = reference::linear(in, up.values, 1, I, H);
+          for (size_t i = 0; i < a.size(); ++i) a[i] = reference::silu(a[i]) * u[i];
+          if (rounds) a = reference::round_to_int8(a, 1, I).values;
+          return reference::linear(a, down.values, 1, H, I);
+        };
+        for (int j = 0; j < K; ++j) {
+          const auto e = static_cast<size_t>(got.ids[static_cast<size_t>(t * K + j)]);
+          const auto r = expert(row(hr), c.gate[e], c.up[e], c.down[e], true);
+          for (int64_t i = 0; i < H; ++i)
+            y[static_cast<size_t>(t * H + i)] +=
+                got.p[static_cast<size_t>(t * K + j)] * r[static_cast<size_t>(i)];
+        }
+        const auto in = row(doubles(h));
+        const auto r = expert(in, c.shared_gate, c.shared_up, c.shared_down, false);
+        const double gate =
+            reference::sigmoid(reference::linear(in, c.shared_expert_gate.values, 1, 1, H)[0]);
+        for (int64_t i = 0; i < H; ++i) y[static_cast<size_t>(t * H + i)] += gate * r[static_cast<size_t>(i)];
+      }
+      EXPECT_LT(relative_error(got.y, y), 1e-3) << name(dtype) << ", " << rows << " rows";
+    }
+}
+
 TEST_P(MoeTest, equal_probabilities_go_to_the_lower_id) {
   Machine m(GetParam());
   Random random(2);

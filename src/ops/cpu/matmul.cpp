@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ops/cpu/int8_product.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/cpu/matmul.cpp"
@@ -26,6 +27,7 @@ struct Layouts {
   int64_t plain_stride = 0;
   const float* split = nullptr;
   int64_t split_stride = 0;
+  const std::byte* rounded = nullptr;  // of int8_product.h
 };
 
 }  // namespace quern::cpu
@@ -137,15 +139,26 @@ void over_rows(ThreadPool& pool, int64_t n_rows, int64_t k, const std::function<
 void matmul(Stream& s, std::span<const Input> inputs, std::span<const RowProduct> products) {
   QUERN_CHECK(inputs.size() <= kMaxInputs, "matmul: too many inputs");
   ScratchScope scope(s);
+  const Int8Level& int8 = int8_levels().back();
   Layouts layouts[kMaxInputs];
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Input& in = inputs[i];
     layouts[i].plain = in.x;
     layouts[i].plain_stride = in.stride;
-    const bool split = std::any_of(products.begin(), products.end(), [&](const RowProduct& p) {
-      return p.input == static_cast<int>(i) && p.w->data.dtype == DType::BF16;
-    });
-    if (!split || in.n_rows == 0) continue;
+    if (in.n_rows == 0) continue;
+    const auto wanted = [&](auto by) {
+      return std::any_of(products.begin(), products.end(),
+                         [&](const RowProduct& p) { return p.input == static_cast<int>(i) && by(*p.w); });
+    };
+    if (wanted(takes_int8)) {
+      const int64_t bytes = int8_row_bytes(in.k);
+      std::byte* to = s.scratch(DType::U8, {in.n_rows, bytes}).data;
+      layouts[i].rounded = to;
+      over_rows(s.pool(), in.n_rows, in.k, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) int8.round_row(in.x + r * in.stride, in.k, to + r * bytes);
+      });
+    }
+    if (!wanted([](const Weight& w) { return w.data.dtype == DType::BF16; })) continue;
     layouts[i].split_stride = HWY_DYNAMIC_DISPATCH(SplitStride)(in.k);
     float* to = s.scratch(DType::F32, {in.n_rows, layouts[i].split_stride}).as<float>();
     layouts[i].split = to;
@@ -167,8 +180,20 @@ void matmul(Stream& s, std::span<const Input> inputs, std::span<const RowProduct
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t i = std::upper_bound(first, first + count + 1, piece) - first - 1;
       const RowProduct& p = products[static_cast<size_t>(i)];
-      const int64_t n0 = (piece - first[i]) * kPanel;
-      run(p, layouts[p.input], n0, std::min(n0 + kPanel, p.w->n()));
+      const int64_t n0 = (piece - first[i]) * kPanel, n1 = std::min(n0 + kPanel, p.w->n());
+      if (takes_int8(*p.w)) {
+        int8.multiply({.w = p.w,
+                       .x = layouts[p.input].rounded,
+                       .x_begin = p.x_begin,
+                       .x_rows = p.x_rows,
+                       .y = p.y,
+                       .y_stride = p.y_stride,
+                       .y_rows = p.y_rows,
+                       .n_rows = p.n_rows},
+                      n0, n1);
+      } else {
+        run(p, layouts[p.input], n0, n1);
+      }
     }
   });
 }

@@ -1,0 +1,74 @@
+// Quern against llama.cpp (node-llama-cpp) on the same GGUF files, in one run: tokens a second of prefill and decode.
+//
+//   node bench/llama_speed.mjs QUERN [--rounds N] [--threads N] [--prompt N] [--tokens N] FILE.gguf…
+//
+// The two take turns, one prefill of the prompt and one run of decoded tokens behind it each, so that what else the
+// machine does meets both; a file's ratios are those of the medians. llama.cpp keeps its defaults (float16 keys and
+// values, its own choice of kernels and of repacked weights); its decode includes taking the likeliest id, ours (quern
+// bench) does not: a scan of the vocabulary, under 1 % of these steps.
+import { spawnSync } from "node:child_process";
+import { createRequire } from "node:module";
+import { dirname, resolve } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const packages = createRequire(resolve(here, "../tests/npm/llama/package.json"));
+const { getLlama } = await import(pathToFileURL(packages.resolve("node-llama-cpp")));
+
+const args = process.argv.slice(2);
+const option = (name, value) => {
+  const at = args.indexOf(name);
+  return at < 0 ? value : Number(args.splice(at, 2)[1]);
+};
+const rounds = option("--rounds", 3), threads = option("--threads", 2);
+const prompt = option("--prompt", 512), tokens = option("--tokens", 16);
+const [quern, ...files] = args;
+if (!files.length) {
+  console.error("usage: llama_speed.mjs QUERN [--rounds N] [--threads N] [--prompt N] [--tokens N] FILE.gguf…");
+  process.exit(2);
+}
+const median = (v) => v.sort((a, b) => a - b)[v.length >> 1];
+
+function ours(file) {
+  const run = spawnSync(quern, ["bench", file, "--threads", threads, "--kv", "f16", "--prompt", prompt, "--context", `0,${prompt}`,
+    "--steps", tokens, "--repeats", 1, "--json"].map(String), { encoding: "utf8", maxBuffer: 1 << 26 });
+  if (run.status !== 0) throw new Error(`quern bench: ${run.stderr}`);
+  const { prefill, decode } = JSON.parse(run.stdout);
+  return { prefill: prefill[0].tokens_per_second, decode: decode[1].rows_per_second };
+}
+
+async function theirs(model) {
+  const context = await model.createContext({ contextSize: prompt + tokens + 64, batchSize: prompt, sequences: 1, threads });
+  const sequence = context.getSequence();
+  let random = 1;
+  const id = () => (random = (random * 48271) % 2147483647) % 200000;
+  const next = (token) => [token, { generateNext: { token: true, options: { temperature: 0 } } }];
+  const ids = Array.from({ length: prompt }, id);
+  let begin = performance.now();
+  await sequence.controlledEvaluate([...ids.slice(0, -1), next(ids.at(-1))]);
+  const prefill = (prompt * 1000) / (performance.now() - begin);
+  const times = [];
+  for (let i = 0; i <= tokens; ++i) {
+    begin = performance.now();
+    await sequence.controlledEvaluate([next(id())]);
+    if (i > 0) times.push(performance.now() - begin);
+  }
+  await context.dispose();
+  return { prefill, decode: 1000 / median(times) };
+}
+
+const llama = await getLlama({ gpu: false, build: "never", skipDownload: true, logLevel: "error", maxThreads: threads });
+for (const file of files) {
+  const model = await llama.loadModel({ modelPath: file });
+  const all = { prefill: [[], []], decode: [[], []] };
+  for (let i = 0; i <= rounds; ++i) {
+    const pair = i % 2 ? [ours(file), await theirs(model)] : [await theirs(model), ours(file)].reverse();
+    if (i > 0) for (const what of ["prefill", "decode"]) for (const who of [0, 1]) all[what][who].push(pair[who][what]);
+  }
+  await model.dispose();
+  for (const what of ["prefill", "decode"]) {
+    const [q, l] = all[what].map(median);
+    console.log(`${file.split("/").at(-1)} ${what}: quern ${q.toFixed(1)}, llama.cpp ${l.toFixed(1)} tokens/s, ratio ${(q / l).toFixed(2)} (${rounds} rounds, ${threads} threads)`);
+  }
+}
+process.exit(0);

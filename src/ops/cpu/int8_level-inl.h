@@ -1,0 +1,773 @@
+// One vector level of int8_product.h, in raw intrinsics: included once per level by int8_product.cpp (no #pragma once),
+// which names the level's namespace in INT8_LEVEL and sets INT8_WIDE (512-bit vectors) and INT8_VNNI (dot products of
+// four bytes in one instruction).
+//
+// Lanes are outputs. kLanes weight rows are unpacked together, a stretch of columns at a time, into a panel:
+//
+//   codes [columns / 4][kLanes][4] u8      scale, minimum [groups][kLanes] f32
+//
+// Sixteen bytes of each row are loaded and transposed as 32-bit words before anything else, so that splitting nibbles
+// or adding high bits works on whole vectors, and a vector of codes meets four activations of a row, broadcast. The
+// panel serves all rows before the next stretch; sums wait in memory in between, as they are.
+
+namespace quern::cpu::INT8_LEVEL {
+
+#if INT8_WIDE
+using V = __m512i;
+using VF = __m512;
+inline constexpr int kLanes = 16, kTileRows = 6;
+inline V bit_and(V a, V b) { return _mm512_and_si512(a, b); }
+inline V bit_or(V a, V b) { return _mm512_or_si512(a, b); }
+inline V bit_xor(V a, V b) { return _mm512_xor_si512(a, b); }
+template <int kBits>
+inline V right16(V a) {
+  return _mm512_srli_epi16(a, kBits);
+}
+template <int kBits>
+inline V left16(V a) {
+  return _mm512_slli_epi16(a, kBits);
+}
+template <int kBits>
+inline V right32(V a) {
+  return _mm512_srli_epi32(a, kBits);
+}
+template <int kBits>
+inline V left32(V a) {
+  return _mm512_slli_epi32(a, kBits);
+}
+inline V signed_byte3(V a) { return _mm512_srai_epi32(a, 24); }
+inline V left32(V a, __m128i bits) { return _mm512_sll_epi32(a, bits); }
+inline V add32(V a, V b) { return _mm512_add_epi32(a, b); }
+inline V zero() { return _mm512_setzero_si512(); }
+inline V all8(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+inline V all32(int32_t x) { return _mm512_set1_epi32(x); }
+inline V low32(V a, V b) { return _mm512_unpacklo_epi32(a, b); }
+inline V high32(V a, V b) { return _mm512_unpackhi_epi32(a, b); }
+inline V low64(V a, V b) { return _mm512_unpacklo_epi64(a, b); }
+inline V high64(V a, V b) { return _mm512_unpackhi_epi64(a, b); }
+inline V lookup(__m128i table, V i) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), i); }
+inline V shuffle(V v, __m128i order) { return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order)); }
+inline V load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store(uint8_t* p, V v) { _mm512_storeu_si512(p, v); }
+inline VF loadf(const float* p) { return _mm512_loadu_ps(p); }
+inline void storef(float* p, VF v) { _mm512_storeu_ps(p, v); }
+inline VF allf(float x) { return _mm512_set1_ps(x); }
+inline VF zerof() { return _mm512_setzero_ps(); }
+inline VF mul(VF a, VF b) { return _mm512_mul_ps(a, b); }
+inline VF fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
+inline VF to_float(V v) { return _mm512_cvtepi32_ps(v); }
+inline VF halves(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline VF low_half(V v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
+inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
+  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
+  V v = _mm512_castsi128_si512(part(j));
+  v = _mm512_inserti32x4(v, part(j + 4), 1);
+  v = _mm512_inserti32x4(v, part(j + 8), 2);
+  return _mm512_inserti32x4(v, part(j + 12), 3);
+}
+#else
+using V = __m256i;
+using VF = __m256;
+inline constexpr int kLanes = 8, kTileRows = INT8_VNNI ? 4 : 3;
+inline V bit_and(V a, V b) { return _mm256_and_si256(a, b); }
+inline V bit_or(V a, V b) { return _mm256_or_si256(a, b); }
+inline V bit_xor(V a, V b) { return _mm256_xor_si256(a, b); }
+template <int kBits>
+inline V right16(V a) {
+  return _mm256_srli_epi16(a, kBits);
+}
+template <int kBits>
+inline V left16(V a) {
+  return _mm256_slli_epi16(a, kBits);
+}
+template <int kBits>
+inline V right32(V a) {
+  return _mm256_srli_epi32(a, kBits);
+}
+template <int kBits>
+inline V left32(V a) {
+  return _mm256_slli_epi32(a, kBits);
+}
+inline V signed_byte3(V a) { return _mm256_srai_epi32(a, 24); }
+inline V left32(V a, __m128i bits) { return _mm256_sll_epi32(a, bits); }
+inline V add32(V a, V b) { return _mm256_add_epi32(a, b); }
+inline V zero() { return _mm256_setzero_si256(); }
+inline V all8(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+inline V all32(int32_t x) { return _mm256_set1_epi32(x); }
+inline V low32(V a, V b) { return _mm256_unpacklo_epi32(a, b); }
+inline V high32(V a, V b) { return _mm256_unpackhi_epi32(a, b); }
+inline V low64(V a, V b) { return _mm256_unpacklo_epi64(a, b); }
+inline V high64(V a, V b) { return _mm256_unpackhi_epi64(a, b); }
+inline V lookup(__m128i table, V i) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), i); }
+inline V shuffle(V v, __m128i order) { return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order)); }
+inline V load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store(uint8_t* p, V v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+inline VF loadf(const float* p) { return _mm256_loadu_ps(p); }
+inline void storef(float* p, VF v) { _mm256_storeu_ps(p, v); }
+inline VF allf(float x) { return _mm256_set1_ps(x); }
+inline VF zerof() { return _mm256_setzero_ps(); }
+inline VF mul(VF a, VF b) { return _mm256_mul_ps(a, b); }
+inline VF fma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
+inline VF to_float(V v) { return _mm256_cvtepi32_ps(v); }
+inline VF halves(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline VF low_half(V v) {
+  v = bit_and(v, all32(0xffff));
+  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
+inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
+  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(part(j)), part(j + 4), 1);
+}
+#endif
+
+inline constexpr int kPanels = 2;  // panels that a tile covers
+inline constexpr int kVectorBytes = 4 * kLanes;
+inline constexpr int64_t kStretch = 512;   // columns of a panel: two panels fit the first-level cache
+inline constexpr int64_t kRowBlock = 512;  // rows whose sums wait between stretches
+
+struct Panel {
+  alignas(64) uint8_t codes[kStretch * kLanes];
+  alignas(64) float scale[kStretch / 16 * kLanes];
+  alignas(64) float minimum[kStretch / 16 * kLanes];
+};
+
+// ---- unpacking ----
+
+// Bytes [at, at + 16) of every row: lane i of out[j] holds bytes 4j … 4j + 3 of row i.
+inline void transpose(const uint8_t* const* rows, int64_t at, V out[4]) {
+  const V r0 = load_rows(rows, 0, at), r1 = load_rows(rows, 1, at), r2 = load_rows(rows, 2, at),
+          r3 = load_rows(rows, 3, at);
+  const V a = low32(r0, r1), b = high32(r0, r1), c = low32(r2, r3), d = high32(r2, r3);
+  out[0] = low64(a, c);
+  out[1] = high64(a, c);
+  out[2] = low64(b, d);
+  out[3] = high64(b, d);
+}
+inline V nibble0(V v) { return bit_and(v, all8(15)); }
+inline V nibble1(V v) { return bit_and(right16<4>(v), all8(15)); }
+template <int kShift>
+inline V bits(V v, uint8_t mask) {
+  return bit_and(right16<kShift>(v), all8(mask));
+}
+
+// to[i] = the halves at `at` of block i of every row. Collected first and widened after: loads of bytes just stored by
+// narrower stores would wait.
+inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t stride, int64_t n, float* to) {
+  uint16_t h[kStretch / 32 * kLanes];
+  for (int64_t i = 0; i < n; ++i)
+    for (int j = 0; j < kLanes; ++j) std::memcpy(&h[i * kLanes + j], rows[j] + at + i * stride, 2);
+  for (int64_t i = 0; i < n; ++i) storef(to + i * kLanes, halves(h + i * kLanes));
+}
+
+alignas(16) inline constexpr int8_t kIq4Codes[16] = {1,    24,   45,   63,  79,  93,  106, 118,
+                                                     -127, -115, -103, -90, -75, -59, -39, -15};
+alignas(16) inline constexpr int8_t kE2m1Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                                      16, 15, 14, 13, 12, 10, 8,  4};
+inline __m128i table(const int8_t* t) { return _mm_load_si128(reinterpret_cast<const __m128i*>(t)); }
+
+// codes: the stretch's, n whole blocks of every row from rows[] on.
+template <class Block>
+struct Unpack;
+
+struct AsIs {
+  V operator()(V v) const { return v; }
+};
+struct Lookup {
+  const int8_t* codes;
+  V operator()(V v) const { return lookup(table(codes), v); }
+};
+// Blocks of 32 with nibbles in halves order at kAt, a half scale at 0, and maybe a half minimum at 2.
+template <int kBytes, int kAt, bool kMinimum>
+struct UnpackNibbles {
+  template <class F>
+  static void codes(const uint8_t* const* rows, int64_t n, uint8_t* to, F code) {
+    for (int64_t i = 0; i < n; ++i, to += 8 * kVectorBytes) {
+      V q[4];
+      transpose(rows, i * kBytes + kAt, q);
+      for (int j = 0; j < 4; ++j) {
+        store(to + j * kVectorBytes, code(nibble0(q[j])));
+        store(to + (j + 4) * kVectorBytes, code(nibble1(q[j])));
+      }
+    }
+  }
+  static void scales(const uint8_t* const* rows, int64_t n, Panel& p) {
+    half_scales(rows, 0, kBytes, n, p.scale);
+    if constexpr (kMinimum) half_scales(rows, 2, kBytes, n, p.minimum);
+  }
+};
+template <>
+struct Unpack<quant::BlockQ4_0> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    using Layout = UnpackNibbles<18, 2, false>;
+    Layout::codes(rows, n, p.codes, AsIs());
+    Layout::scales(rows, n, p);
+  }
+};
+template <>
+struct Unpack<quant::BlockQ4_1> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    using Layout = UnpackNibbles<20, 4, true>;
+    Layout::codes(rows, n, p.codes, AsIs());
+    Layout::scales(rows, n, p);
+  }
+};
+template <>
+struct Unpack<quant::BlockIQ4_NL> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    using Layout = UnpackNibbles<18, 2, false>;
+    Layout::codes(rows, n, p.codes, Lookup{kIq4Codes});
+    Layout::scales(rows, n, p);
+  }
+};
+// Bits 4j … 4j + 3 of the 32 high bits as bytes of 16 or 0.
+inline V fifth_bits(V high, int j) {
+  alignas(16) static constexpr int8_t kSpread[4][16] = {
+      {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12},
+      {1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13, 13, 13, 13},
+      {2, 2, 2, 2, 6, 6, 6, 6, 10, 10, 10, 10, 14, 14, 14, 14},
+      {3, 3, 3, 3, 7, 7, 7, 7, 11, 11, 11, 11, 15, 15, 15, 15}};
+  V v = shuffle(high, table(kSpread[j / 2]));
+  if (j % 2) v = right16<4>(v);
+  v = bit_and(v, all32(0x08040201));
+  alignas(16) static constexpr int8_t kSixteen[16] = {0,  16, 16, 16, 16, 16, 16, 16,
+                                                      16, 16, 16, 16, 16, 16, 16, 16};
+  return lookup(table(kSixteen), v);
+}
+// Nibbles at `at` of one block of every row, with the words of their high bits.
+inline void five_bits(const uint8_t* const* rows, int64_t at, V high, uint8_t* to) {
+  V q[4];
+  transpose(rows, at, q);
+  for (int j = 0; j < 4; ++j) {
+    store(to + j * kVectorBytes, bit_or(nibble0(q[j]), fifth_bits(high, j)));
+    store(to + (j + 4) * kVectorBytes, bit_or(nibble1(q[j]), fifth_bits(high, j + 4)));
+  }
+}
+template <>
+struct Unpack<quant::BlockQ5_0> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    for (int64_t i = 0; i < n; ++i) {
+      V first[4];
+      transpose(rows, i * 22, first);  // d and the low 16 high bits; the others and two bytes of nibbles
+      five_bits(rows, i * 22 + 6, bit_or(right32<16>(first[0]), left32<16>(first[1])),
+                p.codes + i * 8 * kVectorBytes);
+      storef(p.scale + i * kLanes, low_half(first[0]));
+    }
+  }
+};
+template <>
+struct Unpack<quant::BlockQ5_1> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    for (int64_t i = 0; i < n; ++i) {
+      V first[4];
+      transpose(rows, i * 24, first);  // d and m; the high bits
+      five_bits(rows, i * 24 + 8, first[1], p.codes + i * 8 * kVectorBytes);
+      storef(p.scale + i * kLanes, low_half(first[0]));
+      storef(p.minimum + i * kLanes, low_half(right32<16>(first[0])));
+    }
+  }
+};
+template <>
+struct Unpack<quant::BlockMXFP4> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    UnpackNibbles<17, 1, false>::codes(rows, n, p.codes, Lookup{kE2m1Codes});
+    for (int64_t i = 0; i < n; ++i)
+      for (int j = 0; j < kLanes; ++j) p.scale[i * kLanes + j] = quant::e8m0_to_float(rows[j][i * 17]) * 0.5f;
+  }
+};
+template <>
+struct Unpack<quant::BlockQ8_0> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i)
+      for (int half = 0; half < 2; ++half, to += 4 * kVectorBytes) {
+        V q[4];
+        transpose(rows, i * 34 + 2 + 16 * half, q);
+        for (int j = 0; j < 4; ++j) store(to + j * kVectorBytes, bit_xor(q[j], all8(128)));
+      }
+    half_scales(rows, 0, 34, n, p.scale);
+  }
+};
+
+// The eight scales and minima of a Q4_K or Q5_K block: its first 16 bytes are d, m and the 6-bit fields
+// (quant::k_scale, quant::k_min).
+inline void k_scales(const uint8_t* const* rows, int64_t at, float* scale, float* minimum) {
+  V w[4];
+  transpose(rows, at, w);
+  const VF d = low_half(w[0]), m = mul(allf(-1), low_half(right32<16>(w[0])));
+  const auto emit = [&](int g, V s, V least) {
+    storef(scale + g * kLanes, mul(d, to_float(s)));
+    storef(minimum + g * kLanes, mul(m, to_float(least)));
+  };
+  const auto fields = [&]<int kByte>() {
+    const V a = bit_and(right32<8 * kByte>(w[1]), all32(255)),
+            b = bit_and(right32<8 * kByte>(w[2]), all32(255)),
+            c = bit_and(right32<8 * kByte>(w[3]), all32(255));
+    emit(kByte, bit_and(a, all32(63)), bit_and(b, all32(63)));
+    emit(kByte + 4, bit_or(bit_and(c, all32(15)), left32<4>(right32<6>(a))),
+         bit_or(right32<4>(c), left32<4>(right32<6>(b))));
+  };
+  fields.template operator()<0>();
+  fields.template operator()<1>();
+  fields.template operator()<2>();
+  fields.template operator()<3>();
+}
+template <>
+struct Unpack<quant::BlockQ4_K> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i, to += 64 * kVectorBytes) {
+      for (int pair = 0; pair < 4; ++pair)
+        for (int half = 0; half < 2; ++half) {
+          V q[4];
+          transpose(rows, i * 144 + 16 + 32 * pair + 16 * half, q);
+          uint8_t* group = to + (16 * pair + 4 * half) * kVectorBytes;
+          for (int j = 0; j < 4; ++j) {
+            store(group + j * kVectorBytes, nibble0(q[j]));
+            store(group + (j + 8) * kVectorBytes, nibble1(q[j]));
+          }
+        }
+      k_scales(rows, i * 144, p.scale + i * 8 * kLanes, p.minimum + i * 8 * kLanes);
+    }
+  }
+};
+template <>
+struct Unpack<quant::BlockQ5_K> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i, to += 64 * kVectorBytes) {
+      for (int half = 0; half < 2; ++half) {
+        V h[4];
+        transpose(rows, i * 176 + 16 + 16 * half, h);
+        for (int pair = 0; pair < 4; ++pair) {
+          V q[4];
+          transpose(rows, i * 176 + 48 + 32 * pair + 16 * half, q);
+          uint8_t* group = to + (16 * pair + 4 * half) * kVectorBytes;
+          for (int j = 0; j < 4; ++j) {
+            // Bits 2·pair and 2·pair + 1 of h, used up from below.
+            const V fifth0 = bit_and(left16<4>(h[j]), all8(16));
+            const V fifth1 = bit_and(left16<3>(h[j]), all8(16));
+            h[j] = right16<2>(h[j]);
+            store(group + j * kVectorBytes, bit_or(nibble0(q[j]), fifth0));
+            store(group + (j + 8) * kVectorBytes, bit_or(nibble1(q[j]), fifth1));
+          }
+        }
+      }
+      k_scales(rows, i * 176, p.scale + i * 8 * kLanes, p.minimum + i * 8 * kLanes);
+    }
+  }
+};
+// Sixteen signed bytes at `at` of every row, times d: the scales of 16 groups.
+inline void signed_scales(const uint8_t* const* rows, int64_t at, VF d, float* to) {
+  V s[4];
+  transpose(rows, at, s);
+  for (int j = 0; j < 4; ++j) {
+    storef(to + (4 * j) * kLanes, mul(d, to_float(signed_byte3(left32<24>(s[j])))));
+    storef(to + (4 * j + 1) * kLanes, mul(d, to_float(signed_byte3(left32<16>(s[j])))));
+    storef(to + (4 * j + 2) * kLanes, mul(d, to_float(signed_byte3(left32<8>(s[j])))));
+    storef(to + (4 * j + 3) * kLanes, mul(d, to_float(signed_byte3(s[j]))));
+  }
+}
+template <>
+struct Unpack<quant::BlockQ6_K> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    alignas(64) float d[kStretch / 256 * kLanes];
+    half_scales(rows, 208, 210, n, d);
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i)
+      for (int half = 0; half < 2; ++half, to += 32 * kVectorBytes) {
+        for (int odd = 0; odd < 2; ++odd) {
+          V h[4];
+          transpose(rows, i * 210 + 128 + 32 * half + 16 * odd, h);
+          for (int pair = 0; pair < 2; ++pair) {
+            V q[4];
+            transpose(rows, i * 210 + 64 * half + 32 * pair + 16 * odd, q);
+            uint8_t* group = to + (8 * pair + 4 * odd) * kVectorBytes;  // quarters `pair` and `pair` + 2
+            for (int j = 0; j < 4; ++j) {
+              const V high0 = bit_and(pair == 0 ? left16<4>(h[j]) : left16<2>(h[j]), all8(48));
+              const V high1 = bit_and(pair == 0 ? h[j] : right16<2>(h[j]), all8(48));
+              store(group + j * kVectorBytes, bit_or(nibble0(q[j]), high0));
+              store(group + (j + 16) * kVectorBytes, bit_or(nibble1(q[j]), high1));
+            }
+          }
+        }
+      }
+    for (int64_t i = 0; i < n; ++i)
+      signed_scales(rows, i * 210 + 192, loadf(d + i * kLanes), p.scale + i * 16 * kLanes);
+  }
+};
+template <>
+struct Unpack<quant::BlockQ2_K> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    alignas(64) float d[kStretch / 256 * kLanes], m[kStretch / 256 * kLanes];
+    half_scales(rows, 80, 84, n, d);
+    half_scales(rows, 82, 84, n, m);
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i)
+      for (int half = 0; half < 2; ++half, to += 32 * kVectorBytes)
+        for (int odd = 0; odd < 2; ++odd) {
+          V q[4];
+          transpose(rows, i * 84 + 16 + 32 * half + 16 * odd, q);
+          for (int j = 0; j < 4; ++j) {
+            uint8_t* at = to + (4 * odd + j) * kVectorBytes;
+            store(at, bit_and(q[j], all8(3)));
+            store(at + 8 * kVectorBytes, bits<2>(q[j], 3));
+            store(at + 16 * kVectorBytes, bits<4>(q[j], 3));
+            store(at + 24 * kVectorBytes, bits<6>(q[j], 3));
+          }
+        }
+    for (int64_t i = 0; i < n; ++i) {
+      V s[4];
+      transpose(rows, i * 84, s);
+      const VF scale = loadf(d + i * kLanes), least = mul(allf(-1), loadf(m + i * kLanes));
+      for (int g = 0; g < 16; ++g) {
+        const V byte = bit_and(s[g / 4], all32(255));
+        s[g / 4] = right32<8>(s[g / 4]);
+        storef(p.scale + (i * 16 + g) * kLanes, mul(scale, to_float(bit_and(byte, all32(15)))));
+        storef(p.minimum + (i * 16 + g) * kLanes, mul(least, to_float(right32<4>(byte))));
+      }
+    }
+  }
+};
+template <>
+struct Unpack<quant::BlockQ3_K> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i, to += 64 * kVectorBytes)
+      for (int odd = 0; odd < 2; ++odd) {
+        V h[4];
+        transpose(rows, i * 110 + 16 * odd, h);
+        for (int half = 0; half < 2; ++half) {
+          V q[4];
+          transpose(rows, i * 110 + 32 + 32 * half + 16 * odd, q);
+          for (int j = 0; j < 4; ++j) {
+            uint8_t* at = to + (32 * half + 4 * odd + j) * kVectorBytes;
+            // Bits 4·half … 4·half + 3 of h, one for each two-bit field.
+            const V high = half == 0 ? h[j] : right16<4>(h[j]);
+            store(at, bit_or(bit_and(q[j], all8(3)), bit_and(left16<2>(high), all8(4))));
+            store(at + 8 * kVectorBytes, bit_or(bits<2>(q[j], 3), bit_and(left16<1>(high), all8(4))));
+            store(at + 16 * kVectorBytes, bit_or(bits<4>(q[j], 3), bit_and(high, all8(4))));
+            store(at + 24 * kVectorBytes, bit_or(bits<6>(q[j], 3), bits<1>(high, 4)));
+          }
+        }
+      }
+    for (int64_t i = 0; i < n; ++i)
+      for (int j = 0; j < kLanes; ++j) {
+        quant::BlockQ3_K b;
+        std::memcpy(&b, rows[j] + i * 110, sizeof b);
+        const float d = quant::half_to_float(b.d);
+        for (int g = 0; g < 16; ++g)
+          p.scale[(i * 16 + g) * kLanes + j] = d * static_cast<float>(quant::q3_scale(b.s, g));
+      }
+  }
+};
+template <>
+struct Unpack<quant::BlockIQ4_XS> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i) {
+      V first[4];
+      transpose(rows, i * 136, first);
+      const VF d = low_half(first[0]);
+      V high = right32<16>(first[0]), low = first[1];
+      for (int g = 0; g < 8; ++g, to += 8 * kVectorBytes) {
+        V q[4];
+        transpose(rows, i * 136 + 8 + 16 * g, q);
+        for (int j = 0; j < 4; ++j) {
+          store(to + j * kVectorBytes, lookup(table(kIq4Codes), nibble0(q[j])));
+          store(to + (j + 4) * kVectorBytes, lookup(table(kIq4Codes), nibble1(q[j])));
+        }
+        const V s = bit_or(bit_and(low, all32(15)), left32<4>(bit_and(high, all32(3))));
+        storef(p.scale + (i * 8 + g) * kLanes, mul(d, to_float(add32(s, all32(-32)))));
+        low = right32<4>(low);
+        high = right32<2>(high);
+      }
+    }
+  }
+};
+template <>
+struct Unpack<quant::BlockNVFP4> {
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    for (int64_t i = 0; i < n; ++i)
+      for (int two = 0; two < 2; ++two, to += 8 * kVectorBytes) {
+        V q[4];
+        transpose(rows, i * 36 + 4 + 16 * two, q);
+        for (int g = 0; g < 2; ++g)
+          for (int j = 0; j < 2; ++j) {
+            uint8_t* at = to + (4 * g + j) * kVectorBytes;
+            store(at, lookup(table(kE2m1Codes), nibble0(q[2 * g + j])));
+            store(at + 2 * kVectorBytes, lookup(table(kE2m1Codes), nibble1(q[2 * g + j])));
+          }
+      }
+    for (int64_t i = 0; i < n; ++i)
+      for (int j = 0; j < kLanes; ++j)
+        for (int g = 0; g < 4; ++g)
+          p.scale[(4 * i + g) * kLanes + j] = quant::e4m3_to_float(rows[j][i * 36 + g] & 0x7f) * 0.5f;
+  }
+};
+template <>
+struct Unpack<BlockE2M1> {  // codes only: the scales lie elsewhere
+  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+    uint8_t* to = p.codes;
+    alignas(16) static constexpr int8_t kLow[16] = {0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13};
+    alignas(16) static constexpr int8_t kHigh[16] = {2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14, 15, 15};
+    const V even = all32(0x00ff00ff);
+    for (int64_t i = 0; i < n; ++i) {
+      V q[4];
+      transpose(rows, i * 16, q);
+      for (int j = 0; j < 4; ++j)
+        for (const auto* order : {kLow, kHigh}) {
+          const V v = shuffle(q[j], table(order));  // each byte twice: its low nibble first
+          const V nibbles = bit_or(bit_and(nibble0(v), even), bit_and(nibble1(v), bit_xor(even, all8(255))));
+          store(to, lookup(table(kE2m1Codes), nibbles));
+          to += kVectorBytes;
+        }
+    }
+  }
+};
+
+// ---- multiplying ----
+
+// Rows of rounded activations from a group of 32 on.
+struct RowView {
+  const int8_t* q;
+  const float *d, *sum;        // of 32, or sums of 16 for groups of 16
+  const int32_t* minus_codes;  // likewise
+};
+
+inline V dot4(V acc, V codes, V x) {
+#if INT8_VNNI && INT8_WIDE
+  return _mm512_dpbusd_epi32(acc, codes, x);
+#elif INT8_VNNI
+  return _mm256_dpbusd_avx_epi32(acc, codes, x);
+#else
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
+#endif
+}
+inline int32_t word(const int8_t* q) {
+  int32_t w;
+  std::memcpy(&w, q, 4);
+  return w;
+}
+
+// acc[r][c] += Σ codes · q over kGroup values.
+template <int kGroup, int kBits, int R>
+[[gnu::always_inline]] inline void group_dot(const uint8_t* const* codes, const RowView* x, int64_t at,
+                                             V (&acc)[R][kPanels]) {
+#if INT8_VNNI
+#pragma GCC unroll 8
+  for (int t = 0; t < kGroup / 4; ++t) {
+    V w[kPanels];
+    for (int c = 0; c < kPanels; ++c) w[c] = load(codes[c] + t * kVectorBytes);
+    for (int r = 0; r < R; ++r) {
+      const V xs = all32(word(x[r].q + at + 4 * t));
+      for (int c = 0; c < kPanels; ++c) acc[r][c] = dot4(acc[r][c], w[c], xs);
+    }
+  }
+#else
+  if constexpr (kBits == 8) {
+    // Pairs of an 8-bit code and an activation overflow 16 bits: |w| times x with w's sign does not.
+#pragma GCC unroll 8
+    for (int t = 0; t < kGroup / 4; ++t) {
+      V w[kPanels], size[kPanels];
+      for (int c = 0; c < kPanels; ++c) {
+        w[c] = bit_xor(load(codes[c] + t * kVectorBytes), all8(128));
+        size[c] = _mm256_abs_epi8(w[c]);
+      }
+      for (int r = 0; r < R; ++r) {
+        const V xs = all32(word(x[r].q + at + 4 * t));
+        for (int c = 0; c < kPanels; ++c) acc[r][c] = dot4(acc[r][c], size[c], _mm256_sign_epi8(xs, w[c]));
+      }
+    }
+  } else {
+    // Sums of `kRun` pairs stay within 16 bits: 2 · kRun · (2^kBits - 1) · 127 < 2^15.
+    constexpr int kRun = kBits <= 4 ? 8 : kBits == 5 ? 4 : 2;
+    constexpr int kSteps = kGroup / 4, kWidth = kRun < kSteps ? kRun : kSteps;
+#pragma GCC unroll 4
+    for (int t0 = 0; t0 < kSteps; t0 += kWidth) {
+      V sums[R][kPanels];
+#pragma GCC unroll 8
+      for (int t = t0; t < t0 + kWidth; ++t) {
+        V w[kPanels];
+        for (int c = 0; c < kPanels; ++c) w[c] = load(codes[c] + t * kVectorBytes);
+        for (int r = 0; r < R; ++r) {
+          const V xs = all32(word(x[r].q + at + 4 * t));
+          for (int c = 0; c < kPanels; ++c) {
+            const V pairs = _mm256_maddubs_epi16(w[c], xs);
+            sums[r][c] = t == t0 ? pairs : _mm256_add_epi16(sums[r][c], pairs);
+          }
+        }
+      }
+      for (int r = 0; r < R; ++r)
+        for (int c = 0; c < kPanels; ++c)
+          acc[r][c] = _mm256_add_epi32(acc[r][c], _mm256_madd_epi16(sums[r][c], _mm256_set1_epi16(1)));
+    }
+  }
+#endif
+}
+
+// Adds `n` groups of 32 columns to the sums of R rows, kPanels · kLanes floats each, one row after the other.
+template <int kGroup, bool kMinimum, int kBits, int R>
+void tile(const Panel* panels, const RowView* x, int64_t n, int shift, float* sums) {
+  constexpr bool kSigned = !INT8_VNNI && kBits == 8;  // no zero point to take off
+  const __m128i zero_bits = _mm_cvtsi32_si128(shift);
+  const uint8_t* codes[kPanels];
+  const float *scale[kPanels], *minimum[kPanels];
+  VF y[R][kPanels];
+  for (int c = 0; c < kPanels; ++c) {
+    codes[c] = panels[c].codes;
+    scale[c] = panels[c].scale;
+    minimum[c] = panels[c].minimum;
+    for (int r = 0; r < R; ++r) y[r][c] = loadf(sums + (r * kPanels + c) * kLanes);
+  }
+  for (int64_t i = 0; i < n * (32 / kGroup); ++i) {
+    V acc[R][kPanels];
+    for (int r = 0; r < R; ++r) {
+      const V start = kMinimum || kSigned ? zero() : left32(all32(x[r].minus_codes[i]), zero_bits);
+      for (int c = 0; c < kPanels; ++c) acc[r][c] = start;
+    }
+    group_dot<kGroup, kBits, R>(codes, x, i * kGroup, acc);
+    for (int r = 0; r < R; ++r) {
+      const VF d = allf(x[r].d[kGroup == 32 ? i : i / 2]);
+      for (int c = 0; c < kPanels; ++c) y[r][c] = fma(mul(loadf(scale[c]), d), to_float(acc[r][c]), y[r][c]);
+      if constexpr (kMinimum) {
+        const VF sum = allf(x[r].sum[i]);
+        for (int c = 0; c < kPanels; ++c) y[r][c] = fma(loadf(minimum[c]), sum, y[r][c]);
+      }
+    }
+    for (int c = 0; c < kPanels; ++c) {
+      codes[c] += kGroup / 4 * kVectorBytes;
+      scale[c] += kLanes;
+      minimum[c] += kLanes;
+    }
+  }
+  for (int c = 0; c < kPanels; ++c)
+    for (int r = 0; r < R; ++r) storef(sums + (r * kPanels + c) * kLanes, y[r][c]);
+}
+
+template <int kGroup, bool kMinimum, int kBits>
+void tiles(const Panel* panels, const RowView* x, int64_t rows, int64_t n, int shift, float* sums) {
+  constexpr int64_t kSums = kPanels * kLanes;
+  int64_t r = 0;
+  for (; r + kTileRows <= rows; r += kTileRows)
+    tile<kGroup, kMinimum, kBits, kTileRows>(panels, x + r, n, shift, sums + r * kSums);
+  switch (rows - r) {
+    case 1:
+      return tile<kGroup, kMinimum, kBits, 1>(panels, x + r, n, shift, sums + r * kSums);
+    case 2:
+      return tile<kGroup, kMinimum, kBits, 2>(panels, x + r, n, shift, sums + r * kSums);
+#if INT8_VNNI
+    case 3:
+      return tile<kGroup, kMinimum, kBits, 3>(panels, x + r, n, shift, sums + r * kSums);
+#if INT8_WIDE
+    case 4:
+      return tile<kGroup, kMinimum, kBits, 4>(panels, x + r, n, shift, sums + r * kSums);
+    case 5:
+      return tile<kGroup, kMinimum, kBits, 5>(panels, x + r, n, shift, sums + r * kSums);
+#endif
+#endif
+    default:
+      return;
+  }
+}
+
+// Where a product with mostly equal families of tiles needs no code of its own: VNNI takes codes of any width alike.
+constexpr int tile_bits(int bits) { return INT8_VNNI ? 8 : bits < 4 ? 4 : bits; }
+
+template <class Block>
+void multiply_blocks(const Int8Job& job, int64_t n0, int64_t n1) {
+  using Format = Int8Format<Block>;
+  const Weight& w = *job.w;
+  const int64_t k = w.k(), stride = row_bytes(w.data.dtype, w.data.row_stride), x_bytes = int8_row_bytes(k);
+  const auto* weights = reinterpret_cast<const uint8_t*>(w.data.data);
+  constexpr int64_t kSums = kPanels * kLanes;
+  alignas(64) Panel panels[kPanels];
+  alignas(64) float few_sums[16 * kSums];
+  RowView views[kTileRows * 16];
+  for (int64_t r0 = 0; r0 < job.n_rows; r0 += kRowBlock) {
+    const int64_t rows = std::min(job.n_rows - r0, kRowBlock);
+    float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
+    for (int64_t n = n0; n < n1; n += kSums) {
+      std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
+      for (int64_t k0 = 0; k0 < k; k0 += kStretch) {
+        const int64_t columns = std::min(k - k0, kStretch), block0 = k0 / Block::kValues;
+        for (int c = 0; c < kPanels; ++c) {
+          const uint8_t* at[kLanes];
+          for (int j = 0; j < kLanes; ++j)
+            at[j] = weights + std::min(n + c * kLanes + j, n1 - 1) * stride +
+                    block0 * static_cast<int64_t>(sizeof(Block));
+          Unpack<Block>::run(at, columns / Block::kValues, panels[c]);
+          if constexpr (std::is_same_v<Block, BlockE2M1>) {
+            for (int j = 0; j < kLanes; ++j) {
+              const auto* s = w.scale.row<const uint8_t>(std::min(n + c * kLanes + j, n1 - 1)) + k0 / 16;
+              for (int64_t g = 0; g < columns / 16; ++g)
+                panels[c].scale[g * kLanes + j] = Format::scale(s[g], w.global_scale);
+            }
+          }
+        }
+        for (int64_t r = 0; r < rows; r += kTileRows * 16) {
+          const int64_t some = std::min<int64_t>(rows - r, kTileRows * 16);
+          for (int64_t i = 0; i < some; ++i) {
+            const int64_t row = r0 + r + i;
+            const std::byte* record = job.x + (job.x_rows ? job.x_rows[row] : job.x_begin + row) * x_bytes;
+            const ConstInt8Record x(record, k);
+            constexpr bool kSmall = Block::kGroup == 16;
+            views[i] = {x.q + k0, x.d + k0 / 32, (kSmall ? x.sum16 : x.sum32) + k0 / Block::kGroup,
+                        (kSmall ? x.minus16 : x.minus32) + k0 / Block::kGroup};
+          }
+          tiles<Block::kGroup, Format::kMinimum, tile_bits(Format::kBits)>(panels, views, some, columns / 32,
+                                                                           Format::kShift, sums + r * kSums);
+        }
+      }
+      const auto width = static_cast<size_t>(std::min(n1 - n, kSums)) * sizeof(float);
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t row = job.y_rows ? job.y_rows[r0 + i] : r0 + i;
+        std::memcpy(job.y + row * job.y_stride + n, sums + i * kSums, width);
+      }
+    }
+  }
+}
+
+void multiply(const Int8Job& job, int64_t n0, int64_t n1) {
+  with_int8_block(job.w->data.dtype, [&]<class Block>() { multiply_blocks<Block>(job, n0, n1); });
+}
+
+// ---- rounding ----
+
+void round_row(const float* x, int64_t k, std::byte* record) {
+  const Int8Record r(record, k);
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  for (int64_t g = 0; g < k / 32; ++g) {
+    __m256 v[4];
+    __m256i top = _mm256_setzero_si256();
+    for (int j = 0; j < 4; ++j) {
+      v[j] = _mm256_loadu_ps(x + 32 * g + 8 * j);
+      top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[j]), magnitude));
+    }
+    __m128i t = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0xb1));
+    const GroupScale s = group_scale(static_cast<uint32_t>(_mm_cvtsi128_si32(t)));
+    __m256i q[4];
+    for (int j = 0; j < 4; ++j) {
+      q[j] = _mm256_setzero_si256();
+      if (s.inverse > 0) q[j] = _mm256_cvtps_epi32(_mm256_mul_ps(v[j], _mm256_set1_ps(s.inverse)));
+    }
+    const auto total = [](__m256i a) {
+      __m128i h = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+      h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+      return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+    };
+    r.store_sums(g, s.d, total(_mm256_add_epi32(q[0], q[1])), total(_mm256_add_epi32(q[2], q[3])));
+    // Packing works on halves of vectors: words 0 4 1 5 2 6 3 7 come out.
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(r.q + 32 * g),
+                        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  }
+}
+
+}  // namespace quern::cpu::INT8_LEVEL
