@@ -1,4 +1,6 @@
-// quern eval: how far the model is from a reference's outputs, or how well it predicts a text.
+// quern eval: how far the model is from a reference's outputs, or from another model, and how well it predicts a text.
+#include "eval.h"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,49 +19,9 @@
 #include "checkpoint/generation_config.h"
 #include "commands.h"
 #include "model_flags.h"
-#include "text/tokenizer.h"
 
 namespace quern {
 namespace {
-
-constexpr int64_t kChunk = 512;  // prompt rows of one step
-
-std::vector<int32_t> read_ids(const Checkpoint& file, const TensorView& t, int64_t vocab) {
-  std::vector<int32_t> ids(t.elements());
-  for (size_t i = 0; i < ids.size(); ++i) {
-    int64_t id = 0;
-    int32_t narrow = 0;
-    if (t.dtype == DType::I32) {
-      std::memcpy(&narrow, t.bytes.data() + 4 * i, 4);
-      id = narrow;
-    } else if (t.dtype == DType::I64) {
-      std::memcpy(&id, t.bytes.data() + 8 * i, 8);
-    } else {
-      throw Error(fmt::format("{}: expected I32 or I64, found {}", file.where(t), name(t.dtype)));
-    }
-    if (id < 0 || id >= vocab)
-      throw Error(
-          fmt::format("{}: entry {}: expected an id below {}, found {}", file.where(t), i, vocab, id));
-    ids[i] = static_cast<int32_t>(id);
-  }
-  return ids;
-}
-
-// Rows of floats on the host.
-struct Rows {
-  int64_t n = 0, cols = 0;
-  std::vector<float> values;
-  const float* row(int64_t i) const { return values.data() + i * cols; }
-};
-
-Rows download(Stream& s, Tensor t, int64_t last) {
-  const int64_t n = std::min(last, t.rows());
-  Rows rows{n, t.cols(), std::vector<float>(n * t.cols())};
-  for (int64_t i = 0; i < n; ++i)  // i32 values keep their bits
-    s.download(rows.values.data() + i * t.cols(), t.row<float>(t.rows() - n + i), t.cols() * 4);
-  s.synchronize();
-  return rows;
-}
 
 Rows read_floats(const Checkpoint& file, const TensorView& t) {
   if (t.dtype != DType::F32 || t.shape.size() != 2)
@@ -82,30 +44,6 @@ double relative_error(const Rows& got, const Rows& expected) {
     }
   const double error = norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
   return std::isnan(error) ? INFINITY : error;
-}
-
-int32_t argmax(const float* logits, int64_t n, const std::vector<int32_t>& banned = {}) {
-  int32_t best = -1;
-  for (int64_t i = 0; i < n; ++i) {
-    if (std::find(banned.begin(), banned.end(), static_cast<int32_t>(i)) != banned.end()) continue;
-    if (best < 0 || logits[i] > logits[best]) best = static_cast<int32_t>(i);
-  }
-  return best;
-}
-
-double log_sum_exp(const float* logits, int64_t n) {
-  const double top = *std::max_element(logits, logits + n);
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp(logits[i] - top);
-  return top + std::log(sum);
-}
-
-// KL(expected ‖ got) of one row.
-double divergence(const float* got, const float* expected, int64_t n) {
-  const double zg = log_sum_exp(got, n), ze = log_sum_exp(expected, n);
-  double kl = 0;
-  for (int64_t i = 0; i < n; ++i) kl += std::exp(expected[i] - ze) * ((expected[i] - ze) - (got[i] - zg));
-  return kl;
 }
 
 class Evaluation {
@@ -214,7 +152,7 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
   }
   if (cases.empty()) throw Error(fmt::format("{}: no tensor named 'CASE.input_ids'", path));
 
-  const int64_t chunk = std::min(longest, std::max(kChunk, most_logits));
+  const int64_t chunk = std::min(longest, std::max(kEvalChunk, most_logits));
   ModelOptions options;
   options.batch = {chunk, 1, std::min(most_logits, chunk), context};
   if (context == 0) options.batch.context = 2 * longest + kPageTokens;
@@ -335,85 +273,39 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
   return failures > 0 ? 1 : 0;
 }
 
-int eval_likelihood(const ModelFlags& flags, const std::string& ids_path, const std::string& text_path,
-                    int64_t context) {
-  const auto checkpoint = Checkpoint::open(flags.model);
-  const Config config = read_config(*checkpoint);
-  std::vector<std::vector<int32_t>> rows;
-  if (!ids_path.empty()) {
-    const auto file = Checkpoint::open(ids_path);
-    const TensorView* t = file->find("ids");
-    if (!t || t->shape.size() != 2 || t->shape[1] < 2)
-      throw Error(fmt::format("{}: expected a tensor 'ids' of shape [N, L], L at least 2", ids_path));
-    const std::vector<int32_t> all = read_ids(*file, *t, config.vocab);
-    for (int64_t i = 0; i < t->shape[0]; ++i)
-      rows.emplace_back(all.begin() + i * t->shape[1], all.begin() + (i + 1) * t->shape[1]);
-  } else {
-    const std::vector<int32_t> all =
-        Tokenizer::from_model(flags.model).encode(read_file(text_path), ControlTokens::Recognise);
-    const int64_t length = context > 0 ? context : std::min<int64_t>(config.max_positions, 4096);
-    for (int64_t i = 0; i < static_cast<int64_t>(all.size()); i += length)
-      rows.emplace_back(all.begin() + i, all.begin() + std::min<int64_t>(all.size(), i + length));
-  }
-  int64_t longest = 0;
-  for (const auto& row : rows) longest = std::max(longest, static_cast<int64_t>(row.size()));
-  if (longest < 2) throw Error("eval: nothing to score: fewer than 2 ids");
-
-  const int64_t chunk = std::clamp<int64_t>((int64_t{1} << 27) / config.vocab / 4, 16, kChunk);
-  ModelOptions options;
-  options.drafts = false;
-  options.batch = {chunk, 1, chunk, context > 0 ? context : longest};
-  OpenModel open = open_model(flags, options);
-  Model& model = *open.model;
-  Batch batch(model.stream().device(), model.options().batch);
-
-  double nll = 0;
-  int64_t n = 0;
-  for (const auto& ids : rows) {
-    const auto sequence = Sequence::create(model.memory());
-    sequence->append(ids);
-    if (!sequence->reserve(static_cast<int64_t>(ids.size())))
-      throw Error(fmt::format("a row of {} ids is longer than --ctx", ids.size()));
-    for (int64_t at = 0; at < static_cast<int64_t>(ids.size()); at += chunk) {
-      const int64_t count = std::min<int64_t>(chunk, static_cast<int64_t>(ids.size()) - at);
-      const BatchItem item{sequence.get(), std::span(ids).subspan(at, count), Role::Prefill, kAllRows};
-      batch.build({&item, 1});
-      const Rows logits = download(model.stream(), model.forward(batch), count);
-      sequence->commit(static_cast<int32_t>(count));
-      for (int64_t i = 0; i < count && at + i + 1 < static_cast<int64_t>(ids.size()); ++i, ++n)
-        nll += log_sum_exp(logits.row(i), logits.cols) - logits.row(i)[ids[at + i + 1]];
-    }
-  }
-  nll /= static_cast<double>(n);
-  fmt::print("nll {:.6f}\n{} ids scored in {} rows, perplexity {:.4f}\n", nll, n, rows.size(), std::exp(nll));
-  return 0;
-}
-
 }  // namespace
 
 int eval_main(int argc, char** argv) {
-  CLI::App app("Compares the model with outputs of the reference, or scores a text.");
+  CLI::App app("Compares the model with outputs of the reference or with another model, or scores a text.");
   ModelFlags flags;
   flags.kv = "f32";
   flags.add_to(app);
-  std::string reference, ids, text;
+  std::string reference;
+  TextEvaluation text;
   double tolerance = 1e-5;
-  int64_t context = 0;
   bool verbose = false;
   auto* what = app.add_option_group("what", "what to compare with");
-  what->add_option("--reference", reference, "a file of the reference's outputs")->check(CLI::ExistingFile);
-  what->add_option("--ids", ids, "a file with token ids [N, L] to score")->check(CLI::ExistingFile);
-  what->add_option("--text", text, "a text to score")->check(CLI::ExistingFile);
-  what->require_option(1);
+  auto* from = what->add_option("--reference", reference, "a file of the reference's outputs")
+                   ->check(CLI::ExistingFile);
+  auto* ids = what->add_option("--ids", text.ids,
+                               "a safetensors file with token ids 'ids' [N, L]: each row is scored alone")
+                  ->check(CLI::ExistingFile)
+                  ->excludes(from);
+  what->add_option("--text", text.text, "a text to score")->check(CLI::ExistingFile)->excludes(from, ids);
+  what->add_option("--against", text.against,
+                   "another model: how far MODEL's predictions are from its, on --ids, --text, or a page of "
+                   "English that is built in")
+      ->excludes(from);
+  what->require_option(1, 2);
   app.add_option("--tolerance", tolerance, "largest relative error of --reference")->capture_default_str();
-  app.add_option("--ctx", context, "longest sequence; 0: as the input needs")
+  app.add_option("--ctx", text.context, "longest sequence; 0: as the input needs")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  app.add_flag("--each", verbose, "print every compared tensor");
+  app.add_flag("--each", verbose, "print every compared tensor")->needs(from);
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
-  if (!reference.empty()) return eval_reference(flags, reference, tolerance, context, verbose);
-  return eval_likelihood(flags, ids, text, context);
+  if (!reference.empty()) return eval_reference(flags, reference, tolerance, text.context, verbose);
+  return eval_text(flags, text);
 }
 
 }  // namespace quern
