@@ -104,4 +104,17 @@ void encode_row(DType dtype, const float* values, int64_t k, std::byte* out) {
   QUERN_CHECK(known, "encode_row: no encoder for " + std::string(name(dtype)));
 }
 
+void encode_fp4_row(const float* values, int64_t k, float global_scale, std::byte* codes, std::byte* scales) {
+  QUERN_CHECK(k % 16 == 0, "encode_fp4_row: no whole number of groups");
+  for (int64_t i = 0; i < k; i += 16) {
+    const float* x = values + i;
+    const uint8_t scale = quant::closest_e4m3_scale(x, global_scale);
+    const float d = quant::e4m3_to_float(scale) * global_scale, inverse = d > 0 ? 1 / d : 0;
+    scales[i / 16] = static_cast<std::byte>(scale);
+    for (int64_t j = 0; j < 8; ++j)
+      codes[(i + 2 * j) / 2] = static_cast<std::byte>(float_to_e2m1(x[2 * j] * inverse) |
+                                                      float_to_e2m1(x[2 * j + 1] * inverse) << 4);
+  }
+}
+
 }  // namespace quern

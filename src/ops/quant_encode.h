@@ -18,6 +18,10 @@ bool can_encode(DType dtype);
 // finite is encoded as 0 in block types.
 void encode_row(DType dtype, const float* values, int64_t k, std::byte* out);
 
+// k values, a multiple of 16, as ModelOpt's NVFP4 stores a row: k/2 bytes of E2M1 codes, low nibble first, and k/16 E4M3
+// scales; a value is code · scale · global_scale.
+void encode_fp4_row(const float* values, int64_t k, float global_scale, std::byte* codes, std::byte* scales);
+
 uint16_t float_to_half(float x);
 uint16_t float_to_bf16(float x);
 uint8_t float_to_e4m3(float x);

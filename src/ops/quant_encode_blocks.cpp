@@ -118,6 +118,27 @@ float super_scale(const float* scales, int n, uint16_t& bits, int* codes) {
   return d;
 }
 
+// The same after fitting a scale to each of the groups of the 256 values.
+template <int kGroups, typename Level>
+float fit_groups(const float* x, std::initializer_list<float> anchors, Level level, int n, uint16_t& bits,
+                 int* codes) {
+  constexpr int kSize = 256 / kGroups;
+  float scales[kGroups], w[kSize];
+  for (int g = 0; g < kGroups; ++g) {
+    weights_of(x + g * kSize, kSize, w);
+    scales[g] = fit_scale(x + g * kSize, w, kSize, anchors, level);
+  }
+  return super_scale<kGroups>(scales, n, bits, codes);
+}
+
+// The d of a block of 32 as the file holds it, inverted.
+template <typename Level>
+float fit_block(const float* x, std::initializer_list<float> anchors, Level level, uint16_t& bits) {
+  float w[32];
+  weights_of(x, 32, w);
+  return inverse_of(to_half(fit_scale(x, w, 32, anchors, level), bits));
+}
+
 int iq4_code(float x) {
   // Levels rise with the code: the first border above x.
   int code = 0;
@@ -144,18 +165,14 @@ void encode_block(const float* x, BlockQ8_0& b) {
 }
 
 void encode_block(const float* x, BlockQ4_0& b) {
-  float w[32];
   int codes[32];
-  weights_of(x, 32, w);
-  const float inverse = inverse_of(to_half(fit_scale(x, w, 32, {-8, 7}, clamped(-8, 7)), b.d));
+  const float inverse = fit_block(x, {-8, 7}, clamped(-8, 7), b.d);
   for (int j = 0; j < 32; ++j) codes[j] = clamped(-8, 7)(x[j] * inverse) + 8;
   pack_halves(codes, b.q);
 }
 void encode_block(const float* x, BlockQ5_0& b) {
-  float w[32];
   int codes[32];
-  weights_of(x, 32, w);
-  const float inverse = inverse_of(to_half(fit_scale(x, w, 32, {-16, 15}, clamped(-16, 15)), b.d));
+  const float inverse = fit_block(x, {-16, 15}, clamped(-16, 15), b.d);
   for (int j = 0; j < 32; ++j) codes[j] = clamped(-16, 15)(x[j] * inverse) + 16;
   pack_halves(codes, b.q);
   pack_fifth(codes, b.h);
@@ -265,14 +282,8 @@ void encode_block(const float* x, BlockQ5_K& b) {
 }
 
 void encode_block(const float* x, BlockQ3_K& b) {
-  float scales[16];
   int codes[16];
-  for (int g = 0; g < 16; ++g) {
-    float w[16];
-    weights_of(x + 16 * g, 16, w);
-    scales[g] = fit_scale(x + 16 * g, w, 16, {-4, 3}, clamped(-4, 3));
-  }
-  const float d = super_scale<16>(scales, 32, b.d, codes);
+  const float d = fit_groups<16>(x, {-4, 3}, clamped(-4, 3), 32, b.d, codes);
   std::memset(&b, 0, offsetof(BlockQ3_K, d));
   for (int g = 0; g < 16; ++g) {
     const int s = codes[g] + 32;
@@ -291,14 +302,8 @@ void encode_block(const float* x, BlockQ3_K& b) {
 }
 
 void encode_block(const float* x, BlockQ6_K& b) {
-  float scales[16];
   int codes[16];
-  for (int g = 0; g < 16; ++g) {
-    float w[16];
-    weights_of(x + 16 * g, 16, w);
-    scales[g] = fit_scale(x + 16 * g, w, 16, {-32, 31}, clamped(-32, 31));
-  }
-  const float d = super_scale<16>(scales, 128, b.d, codes);
+  const float d = fit_groups<16>(x, {-32, 31}, clamped(-32, 31), 128, b.d, codes);
   std::memset(&b, 0, offsetof(BlockQ6_K, d));
   for (int g = 0; g < 16; ++g) {
     b.s[g] = static_cast<int8_t>(codes[g]);
@@ -315,23 +320,15 @@ void encode_block(const float* x, BlockQ6_K& b) {
 }
 
 void encode_block(const float* x, BlockIQ4_NL& b) {
-  float w[32];
   int codes[32];
-  weights_of(x, 32, w);
-  const float inverse = inverse_of(to_half(fit_scale(x, w, 32, {-127, 113}, iq4_nearest), b.d));
+  const float inverse = fit_block(x, {-127, 113}, iq4_nearest, b.d);
   for (int j = 0; j < 32; ++j) codes[j] = iq4_code(x[j] * inverse);
   pack_halves(codes, b.q);
 }
 
 void encode_block(const float* x, BlockIQ4_XS& b) {
-  float scales[8];
   int codes[8];
-  for (int g = 0; g < 8; ++g) {
-    float w[32];
-    weights_of(x + 32 * g, 32, w);
-    scales[g] = fit_scale(x + 32 * g, w, 32, {-127, 113}, iq4_nearest);
-  }
-  const float d = super_scale<8>(scales, 32, b.d, codes);
+  const float d = fit_groups<8>(x, {-127, 113}, iq4_nearest, 32, b.d, codes);
   b.sh = 0;
   std::memset(b.sl, 0, sizeof b.sl);
   for (int g = 0; g < 8; ++g) {
@@ -357,23 +354,38 @@ float e2m1_error(const float* x, int n, float d) {
   return error;
 }
 
+// The scale code in [first, last] whose E2M1 values are closest to x; scale_of(code) is the scale.
+template <typename ScaleOf>
+int closest_scale(const float* x, int n, int first, int last, ScaleOf scale_of) {
+  int best = first;
+  float best_error = INFINITY;
+  for (int code = first; code <= last; ++code) {
+    const float error = e2m1_error(x, n, scale_of(code));
+    if (error < best_error) {
+      best_error = error;
+      best = code;
+    }
+  }
+  return best;
+}
+
 }  // namespace
+
+uint8_t closest_e4m3_scale(const float* x, float global_scale) {
+  const int start = float_to_e4m3(std::fabs(extreme(x, 16)) / 6 / global_scale);
+  return static_cast<uint8_t>(
+      closest_scale(x, 16, std::max(0, start - 3), std::min(0x7e, start + 1),
+                    [=](int code) { return e4m3_to_float(static_cast<uint8_t>(code)) * global_scale; }));
+}
 
 void encode_block(const float* x, BlockMXFP4& b) {
   // The largest value is 6 · 2^(e-127) at most; one power below clips it and may still be closer.
   const float far = std::fabs(extreme(x, 32));
   int exponent = 0;
   std::frexp(far / 6, &exponent);  // far/6 ≤ 2^exponent
-  int best = 0;
-  float best_error = INFINITY;
-  for (int e = exponent - 2; e <= exponent; ++e) {
-    const int code = std::clamp(e + 127, 0, 254);
-    const float error = e2m1_error(x, 32, e8m0_to_float(static_cast<uint8_t>(code)));
-    if (error < best_error) {
-      best_error = error;
-      best = code;
-    }
-  }
+  const auto code_of = [](int e) { return std::clamp(e + 127, 0, 254); };
+  const int best = closest_scale(x, 32, code_of(exponent - 2), code_of(exponent),
+                                 [](int code) { return e8m0_to_float(static_cast<uint8_t>(code)); });
   b.e = static_cast<uint8_t>(far > 0 ? best : 0);
   const float inverse = inverse_of(e8m0_to_float(b.e));
   int codes[32];
@@ -384,17 +396,7 @@ void encode_block(const float* x, BlockMXFP4& b) {
 void encode_block(const float* x, BlockNVFP4& b) {
   for (int g = 0; g < 4; ++g) {
     const float* from = x + 16 * g;
-    const int start = float_to_e4m3(std::fabs(extreme(from, 16)) / 6);
-    int best = 0;
-    float best_error = INFINITY;
-    for (int code = std::max(0, start - 3); code <= std::min(0x7e, start + 1); ++code) {
-      const float error = e2m1_error(from, 16, e4m3_to_float(static_cast<uint8_t>(code)));
-      if (error < best_error) {
-        best_error = error;
-        best = code;
-      }
-    }
-    b.s[g] = static_cast<uint8_t>(best);
+    b.s[g] = closest_e4m3_scale(from, 1);
     const float inverse = inverse_of(e4m3_to_float(b.s[g]));
     for (int j = 0; j < 8; ++j)
       b.q[8 * g + j] =

@@ -23,6 +23,8 @@ void encode_block(const float* x, BlockIQ4_NL& b);
 void encode_block(const float* x, BlockIQ4_XS& b);
 void encode_block(const float* x, BlockMXFP4& b);
 void encode_block(const float* x, BlockNVFP4& b);
+// The E4M3 code s for which E2M1 values times s · global_scale are closest to the 16 of x.
+uint8_t closest_e4m3_scale(const float* x, float global_scale);
 void encode_block(const float* x, BlockIQ2_XXS& b);
 void encode_block(const float* x, BlockIQ2_XS& b);
 void encode_block(const float* x, BlockIQ2_S& b);
