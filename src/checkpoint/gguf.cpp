@@ -203,7 +203,7 @@ GgufTensor read_info(Reader& r, uint64_t i, Claim& claim) {
 uint64_t alignment_of(const GgufFile& f) {
   const GgufValue* v = f.find("general.alignment");
   if (v == nullptr) return 32;
-  if (v->type != GgufType::U32) f.fail("general.alignment", "expected a u32");
+  if (!v->is_integer()) f.fail("general.alignment", "expected an integer");
   if (v->bits == 0 || v->bits > kMaxAlignment || (v->bits & (v->bits - 1)) != 0)
     f.fail("general.alignment",
            fmt::format("expected a power of two up to {}, found {}", kMaxAlignment, v->bits));

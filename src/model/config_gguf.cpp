@@ -24,20 +24,34 @@ struct Keys {
     return v;
   }
   int dim(std::string_view key) const { return static_cast<int>(integer(key)); }
+  int64_t integer_or(std::string_view key, int64_t otherwise, int64_t low = 1, int64_t high = 1 << 24) const {
+    return has(key) ? integer(key, low, high) : otherwise;
+  }
   double positive(std::string_view key) const {
     const double v = f.number(full(key));
     if (!(v > 0 && v < 1e30)) f.fail(full(key), fmt::format("expected a positive number, found {}", v));
     return v;
   }
   std::vector<int64_t> list(std::string_view key) const { return f.integers(full(key)); }
-  // One number, or an array of equal ones.
+  // One number, or an array with the same number for every layer that has what it counts (0 for the others).
   int dim_or_equal_dims(std::string_view key) const {
     if (f.find(full(key)) != nullptr && f.find(full(key))->type != GgufType::Array) return dim(key);
-    const std::vector<int64_t> v = list(key);
-    if (v.empty() || std::any_of(v.begin(), v.end(), [&](int64_t x) { return x != v[0]; }))
-      f.fail(full(key), "expected the same number for every layer");
-    if (v[0] < 1 || v[0] > 1 << 24) fail(key, "an integer from 1 to 2^24", v[0]);
-    return static_cast<int>(v[0]);
+    int64_t found = 0;
+    for (const int64_t v : list(key)) {
+      if (v < 0 || v > 1 << 24) fail(key, "integers from 0 to 2^24", v);
+      if (v != 0 && found != 0 && v != found)
+        f.fail(full(key), fmt::format("expected the same number for every layer, found {} and {}", found, v));
+      if (v != 0) found = v;
+    }
+    if (found == 0) f.fail(full(key), "expected a number above 0");
+    return static_cast<int>(found);
+  }
+  // What the architecture does one way only: absent, or this.
+  void only(std::string_view key, double expected) const {
+    if (!has(key)) return;
+    const GgufValue& v = *f.find(full(key));
+    const double found = v.type == GgufType::Bool ? static_cast<double>(v.bits) : f.number(full(key));
+    if (found != expected) f.fail(full(key), fmt::format("expected {}, found {}", expected, found));
   }
 };
 
@@ -46,16 +60,24 @@ void read_layers(const Keys& k, Config& c) {
   c.n_layers = static_cast<int>(k.integer("block_count", 1 + drafts, 4096) - drafts);
   c.mtp_layers = static_cast<int>(drafts);
   if (k.has("attention.recurrent_layers")) {
-    const GgufValue* v = k.f.find(k.full("attention.recurrent_layers"));
-    if (v->type != GgufType::Array || v->item_type != GgufType::Bool ||
-        v->raw.size() < static_cast<size_t>(c.n_layers))
-      k.f.fail(k.full("attention.recurrent_layers"), fmt::format("expected {} booleans", c.n_layers));
+    // Booleans or integers, one a layer at least.
+    const std::string key = k.full("attention.recurrent_layers");
+    const GgufValue& v = *k.f.find(key);
+    std::vector<int64_t> recurrent;
+    if (v.type == GgufType::Array && v.item_type == GgufType::Bool) {
+      for (const std::byte b : v.raw) recurrent.push_back(std::to_integer<int64_t>(b));
+    } else {
+      recurrent = k.f.integers(key);
+    }
+    if (recurrent.size() < static_cast<size_t>(c.n_layers) ||
+        std::any_of(recurrent.begin(), recurrent.end(), [](int64_t r) { return r != 0 && r != 1; }))
+      k.f.fail(key, fmt::format("expected {} booleans", c.n_layers));
     for (int i = 0; i < c.n_layers; ++i)
-      c.layers.push_back(v->raw[static_cast<size_t>(i)] != std::byte{0} ? LayerKind::DeltaNet
-                                                                        : LayerKind::SparseAttention);
+      c.layers.push_back(recurrent[static_cast<size_t>(i)] != 0 ? LayerKind::DeltaNet
+                                                                : LayerKind::SparseAttention);
     return;
   }
-  const int64_t interval = k.integer("full_attention_interval", 1, 4096);
+  const int64_t interval = k.integer_or("full_attention_interval", 4, 1, 4096);
   for (int i = 0; i < c.n_layers; ++i)
     c.layers.push_back((i + 1) % interval == 0 ? LayerKind::SparseAttention : LayerKind::DeltaNet);
 }
@@ -66,6 +88,7 @@ void read_rope(const Keys& k, Config& c) {
     k.f.fail(type, fmt::format("expected 'none' (no other kind is supported), found '{}'",
                                k.f.text(type).substr(0, 40)));
   c.rope_theta = k.positive("rope.freq_base");
+  k.only("rope.scaling.factor", 1);
   c.d_rope = k.dim("rope.dimension_count");
   if (c.d_rope % 2 != 0 || c.d_rope > c.d_head)
     k.fail("rope.dimension_count", fmt::format("an even number up to {}", c.d_head), c.d_rope);
@@ -92,7 +115,8 @@ void read_delta(const Keys& k, Config& c) {
   if (d.n_value_heads % d.n_key_heads != 0)
     k.fail("ssm.time_step_rank", fmt::format("a multiple of ssm.group_count {}", d.n_key_heads),
            d.n_value_heads);
-  if (const int64_t inner = k.integer("ssm.inner_size", 1, int64_t{1} << 40); inner != d.value_width())
+  if (const int64_t inner = k.integer_or("ssm.inner_size", d.value_width(), 1, int64_t{1} << 40);
+      inner != d.value_width())
     k.fail("ssm.inner_size", fmt::format("{} heads of {}", d.n_value_heads, d.d_value), inner);
 }
 
@@ -126,6 +150,11 @@ Config parse_gguf_config(const GgufFile& file) {
                                                   file.text("general.architecture").substr(0, 40)));
   Config c;
   const GgufValue* tokens = file.find("tokenizer.ggml.tokens");
+  if (file.find("qwen4exp.nextn_shared_target_tensors") != nullptr)
+    file.fail(
+        "qwen4exp.nextn_shared_target_tensors",
+        "this file is a draft block that borrows another file's embedding and head; draft blocks in files of "
+        "their own are not supported");
   if (k.has("vocab_size"))
     c.vocab = k.integer("vocab_size");
   else if (tokens != nullptr && !tokens->strings.empty())
@@ -142,7 +171,7 @@ Config parse_gguf_config(const GgufFile& file) {
   if (c.n_heads % c.n_kv_heads != 0)
     k.fail("attention.head_count", fmt::format("a multiple of attention.head_count_kv {}", c.n_kv_heads),
            c.n_heads);
-  if (const int64_t d = k.integer("attention.value_length"); d != c.d_head)
+  if (const int64_t d = k.integer_or("attention.value_length", c.d_head); d != c.d_head)
     k.fail("attention.value_length", fmt::format("attention.key_length {}", c.d_head), d);
   read_rope(k, c);
   c.indexer.n_heads = k.dim("attention.indexer.head_count");
@@ -171,6 +200,10 @@ Config parse_gguf_config(const GgufFile& file) {
     k.fail("expert_used_count", fmt::format("at most expert_count {}", c.n_experts), c.top_k);
   c.d_expert = k.dim_or_equal_dims("expert_feed_forward_length");
   c.d_shared = k.dim_or_equal_dims("expert_shared_feed_forward_length");
+  k.only("expert_gating_func", 1);  // softmax
+  k.only("expert_weights_norm", 1);
+  if (k.has("expert_weights_scale") && k.f.number(k.full("expert_weights_scale")) != 0)  // 0: none
+    k.only("expert_weights_scale", 1);
   read_ple(k, c);
   c.norm_eps = static_cast<float>(k.positive("attention.layer_norm_rms_epsilon"));
   c.max_positions = k.integer("context_length", 1, int64_t{1} << 31);
