@@ -120,7 +120,9 @@ int convert_main(int argc, char** argv) {
   bool no_draft = false;
   app.add_option("IN", in, "a model's folder or file")->required();
   app.add_option("OUT", out, "a path that ends in .gguf, or a folder; it must not exist")->required();
-  app.add_option("--type", type, "bf16, f16, f32, and for GGUF q8_0, q4_k, … (a wrong one lists them)")
+  app.add_option(
+         "--type", type,
+         "bf16, f16, f32; for GGUF q8_0, q4_k, … (a wrong one lists them); for a folder fp8 and nvfp4")
       ->required();
   app.add_option("--tensor", overrides,
                  "PATTERN=TYPE for tensors whose name in OUT matches (* is any text); may be repeated");
@@ -138,10 +140,7 @@ int convert_main(int argc, char** argv) {
       throw Error(fmt::format("--tensor {}: expected PATTERN=TYPE", o));
     recipe.overrides.emplace_back(o.substr(0, equals), parse_type(o.substr(equals + 1)));
   }
-  if (!to_gguf && dtype_info(recipe.type).block != 1)
-    throw Error(fmt::format(
-        "{}: a Hugging Face folder holds bf16, f16 or f32, not {}; a path that ends in .gguf takes it", out,
-        type));
+  check_recipe(recipe, to_gguf);
   if (fs::exists(out)) throw Error(fmt::format("{}: exists already", out));
 
   const auto checkpoint = Checkpoint::open(in);
@@ -174,11 +173,12 @@ int convert_main(int argc, char** argv) {
   fs::create_directories(partial, failed);
   if (failed) throw Error(fmt::format("{}: {}", partial.string(), failed.message()));
   const int64_t parts = std::max<int64_t>(1, table.rows * config.ple.d_row * 2 / (int64_t{800} << 20));
+  const std::vector<ExportTensor> tensors =
+      hugging_face_tensors(sources, config, table.hash, recipe, parts, pool);
   write_text_file(partial / "config.json",
-                  write_json(hugging_face_config(config, recipe.type, parts), {.indent = 2}) + "\n");
+                  write_json(hugging_face_config(config, tensors, parts), {.indent = 2}) + "\n");
   hugging_face_text_files(partial, *checkpoint, config);
-  write_safetensors(partial, hugging_face_tensors(sources, config, table.hash, recipe, parts), pool,
-                    progress);
+  write_safetensors(partial, tensors, pool, progress);
   fs::rename(partial, out);
   return 0;
 }

@@ -36,7 +36,8 @@ int synth_main(int argc, char** argv) {
   std::string out, geometry, type = "bf16";
   SyntheticOptions options;
   int threads = 0;
-  app.add_option("OUT", out, "the folder to write, or a path that ends in .gguf; it must not exist")->required();
+  app.add_option("OUT", out, "the folder to write, or a path that ends in .gguf; it must not exist")
+      ->required();
   app.add_option("--geometry", geometry, "tiny, or full: the released widths")
       ->required()
       ->check(CLI::IsMember({"tiny", "full"}));
@@ -45,7 +46,7 @@ int synth_main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--experts", options.experts, "experts a layer (default: 512 full, 16 tiny)")
       ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--type", type, "bf16, f16 or f32; for GGUF any type quern convert takes")->capture_default_str();
+  app.add_option("--type", type, "any that quern convert takes")->capture_default_str();
   app.add_option(
          "--ngram-base", options.ngram_base,
          "size of one head's part of the n-gram table (default: 20000 full, 500 tiny; the release: 20000000)")
@@ -57,10 +58,11 @@ int synth_main(int argc, char** argv) {
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
   options.full = geometry == "full";
-  const Json config_json = synthetic_config(options);
+  Json config_json = synthetic_config(options);
   const Config config = parse_config(config_json, "config.json");
   Recipe recipe;
   recipe.type = parse_type(type);
+  check_recipe(recipe, fs::path(out).extension() == ".gguf");
   if (fs::exists(out)) throw Error(fmt::format("{}: exists already", out));
   ThreadPool pool(threads);
   ProgressBar bar("writing");
@@ -78,13 +80,20 @@ int synth_main(int argc, char** argv) {
     return 0;
   }
 
-  if (dtype_info(recipe.type).block != 1)
-    throw Error(fmt::format(
-        "{}: a Hugging Face folder holds bf16, f16 or f32, not {}; a path that ends in .gguf takes it", out, type));
-  std::vector<ExportTensor> tensors = synthetic_tensors(config, options.seed, options.full ? 128 : 4);
-  for (ExportTensor& t : tensors) {
-    t.name = hugging_face_name(t.name);
-    if (t.dtype == DType::BF16) t.dtype = recipe.type;
+  const int64_t parts = options.full ? 128 : 4;
+  const bool quantised = recipe.type == DType::F8E4M3 || recipe.type == DType::NVFP4;
+  const std::vector<SourceTensor> sources =
+      quantised ? synthetic_sources(config, options.seed) : std::vector<SourceTensor>();
+  std::vector<ExportTensor> tensors;
+  if (quantised) {
+    tensors = hugging_face_tensors(sources, config, compute_ngram_table(config).hash, recipe, parts, pool);
+    config_json.set("quantization_config", hugging_face_quantization(tensors));
+  } else {
+    tensors = synthetic_tensors(config, options.seed, parts);
+    for (ExportTensor& t : tensors) {
+      t.name = hugging_face_name(t.name);
+      if (t.dtype == DType::BF16) t.dtype = recipe.type;
+    }
   }
   const fs::path partial = out + ".partial";
   fs::remove_all(partial);

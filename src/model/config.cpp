@@ -3,10 +3,12 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <filesystem>
 #include <initializer_list>
 #include <string_view>
 
 #include "base/check.h"
+#include "base/mapped_file.h"
 #include "model/config_gguf.h"
 
 namespace quern {
@@ -267,6 +269,26 @@ void read_vision(const Section& top, Config& c) {
   c.vision = t;
 }
 
+// ModelOpt's names of what it did, to the whole or layer by layer.
+void check_modelopt(const Section& q) {
+  const auto known = [](const std::string& algo) {
+    return algo == "NVFP4" || algo == "FP8_PB_WO" || algo == "FP8";
+  };
+  const std::string algo = q.text_if("quant_algo").value_or("");
+  if (!known(algo) && algo != "MIXED_PRECISION")
+    q.fail("quant_algo", "\"NVFP4\", \"FP8_PB_WO\", \"FP8\" or \"MIXED_PRECISION\"",
+           fmt::format("\"{}\"", algo));
+  const Json* layers = q.get("quantized_layers");
+  if (layers == nullptr) return;
+  if (!layers->is_object()) q.fail("quantized_layers", "an object", *layers);
+  for (const auto& [module, how] : layers->as_object()) {
+    const Json* layer_algo = how.is_object() ? how.find("quant_algo") : nullptr;
+    if (layer_algo == nullptr || !layer_algo->is_string() || !known(layer_algo->as_string()))
+      q.fail(fmt::format("quantized_layers.{}.quant_algo", module), "\"NVFP4\", \"FP8_PB_WO\" or \"FP8\"",
+             layer_algo == nullptr ? std::string("nothing") : write_json(*layer_algo));
+  }
+}
+
 void read_quantization(const Section& top, Config& c) {
   if (top.get("quantization_config") == nullptr) return;
   if (!top.get("quantization_config")->is_object())
@@ -280,9 +302,7 @@ void read_quantization(const Section& top, Config& c) {
              block == nullptr ? std::string("nothing") : write_json(*block));
     c.quantization = Quantization::Fp8Block;
   } else if (method == "modelopt") {
-    const std::string algo = q.text_if("quant_algo").value_or("");
-    if (algo != "NVFP4" && algo != "MIXED_PRECISION")
-      q.fail("quant_algo", "\"NVFP4\" or \"MIXED_PRECISION\"", fmt::format("\"{}\"", algo));
+    check_modelopt(q);
     c.quantization = Quantization::ModelOpt;
   } else {
     q.fail("quant_method", "\"fp8\" or \"modelopt\" (no other is supported)", fmt::format("\"{}\"", method));
@@ -392,7 +412,18 @@ Config read_config(const Checkpoint& checkpoint) {
   const std::string file = (checkpoint.folder() / "config.json").string();
   if (checkpoint.config().is_null())
     throw Error(fmt::format("{}: no such file; it says what the model is", file));
-  return parse_config(checkpoint.config(), file);
+  Config c = parse_config(checkpoint.config(), file);
+  // ModelOpt's older exports say how they are quantised in a file of its own.
+  const auto apart = checkpoint.folder() / "hf_quant_config.json";
+  if (c.quantization == Quantization::None && std::filesystem::exists(apart)) {
+    const Json json = parse_json(read_file(apart));
+    const Section file_section{json, apart.string(), ""};
+    if (file_section.get("quantization") == nullptr || !file_section.get("quantization")->is_object())
+      file_section.fail("quantization", "an object", std::string("something else"));
+    check_modelopt(file_section.child("quantization"));
+    c.quantization = Quantization::ModelOpt;
+  }
+  return c;
 }
 
 }  // namespace quern

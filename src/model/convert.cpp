@@ -3,99 +3,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <functional>
 
 #include "base/check.h"
 #include "checkpoint/gguf_names.h"
+#include "model/convert_piece.h"
 #include "ops/quant_encode.h"
 
 namespace quern {
 namespace {
-
-using IndexMap = std::function<int64_t(int64_t)>;  // of the target to that of the source; empty: the same
-
-// Where the target's value head `head` lies in the source, when one order is tiled and the other grouped.
-int64_t source_head(const DeltaNetConfig& source, int64_t head) {
-  const int64_t keys = source.n_key_heads, per_key = source.n_value_heads / source.n_key_heads;
-  // Tiled source: grouped head g·R + r lies at r·K + g. Grouped source: tiled head r·K + g lies at g·R + r.
-  return source.tiled_value_heads ? head % per_key * keys + head / per_key
-                                  : head % keys * per_key + head / keys;
-}
-
-struct HeadMaps {
-  IndexMap rows, cols;
-};
-
-// The re-ordering of value heads that a tensor of the delta net needs.
-HeadMaps head_maps(const DeltaNetConfig& d, std::string_view name) {
-  const auto by_head = [d](int64_t first, int64_t width) -> IndexMap {
-    return [=](int64_t i) {
-      return i < first ? i : first + source_head(d, (i - first) / width) * width + (i - first) % width;
-    };
-  };
-  if (name.ends_with("linear_attn.in_proj_qkv.weight") || name.ends_with("linear_attn.conv1d.weight"))
-    return {by_head(int64_t{2} * d.key_width(), d.d_value), {}};
-  if (name.ends_with("linear_attn.in_proj_z.weight")) return {by_head(0, d.d_value), {}};
-  if (name.ends_with("linear_attn.in_proj_a.weight") || name.ends_with("linear_attn.in_proj_b.weight"))
-    return {by_head(0, 1), {}};
-  if (name.ends_with("linear_attn.out_proj.weight")) return {{}, by_head(0, d.d_value)};
-  if (name.ends_with("linear_attn.A_log") || name.ends_with("linear_attn.dt_bias"))
-    return {{}, by_head(0, 1)};
-  return {};
-}
-
-float plain_value(WeightForm form, float v) {
-  switch (form) {
-    case WeightForm::OnePlus:
-      return v - 1;
-    case WeightForm::NegExp:
-      return static_cast<float>(std::log(-static_cast<double>(v)));
-    default:
-      return v;
-  }
-}
-float stored_value(WeightForm form, float w) {
-  switch (form) {
-    case WeightForm::OnePlus:
-      return 1 + w;
-    case WeightForm::NegExp:
-      return static_cast<float>(-std::exp(static_cast<double>(w)));
-    default:
-      return w;
-  }
-}
-
-// Rows [first, first + n) of the source in the target's form, order and type.
-ExportTensor piece(const SourceTensor& s, std::string name, std::vector<int64_t> shape, DType dtype,
-                   WeightForm form, const HeadMaps& maps, int64_t first) {
-  ExportTensor t;
-  t.name = std::move(name);
-  t.shape = std::move(shape);
-  t.dtype = dtype;
-  const int64_t k = s.cols();
-  const auto source_row = [maps, first](int64_t r) { return maps.rows ? maps.rows(first + r) : first + r; };
-  if (s.self_contained && s.dtype == dtype && s.form == form && !maps.cols) {
-    t.encoded = [&s, source_row, size = row_bytes(dtype, k)](int64_t begin, int64_t end, std::byte* out) {
-      for (int64_t r = begin; r < end; ++r, out += size)
-        std::memcpy(out, s.row(source_row(r)), static_cast<size_t>(size));
-    };
-    return t;
-  }
-  t.rows = [&s, source_row, maps, form, k](int64_t begin, int64_t end, float* out) {
-    std::vector<float> row(static_cast<size_t>(maps.cols ? k : 0));
-    for (int64_t r = begin; r < end; ++r, out += k) {
-      s.decode(source_row(r), maps.cols ? row.data() : out);
-      if (maps.cols) {
-        for (int64_t i = 0; i < k; ++i) out[i] = row[static_cast<size_t>(maps.cols(i))];
-      }
-      if (s.form == form) continue;
-      for (int64_t i = 0; i < k; ++i) out[i] = stored_value(form, plain_value(s.form, out[i]));
-    }
-  };
-  return t;
-}
 
 // The n of "every n-th layer is sparse attention", which is how GGUF says where they are.
 int attention_interval(const Config& c) {
@@ -110,8 +25,6 @@ int attention_interval(const Config& c) {
       "otherwise");
 }
 
-bool is_plain(DType t) { return t == DType::F32 || t == DType::F16 || t == DType::BF16; }
-
 // Small matrices and what is no matrix stay as precise as the source.
 bool is_kept(const SourceTensor& s) {
   for (const std::string_view end :
@@ -120,9 +33,6 @@ bool is_kept(const SourceTensor& s) {
     if (s.name.ends_with(end)) return true;
   }
   return false;
-}
-bool is_vector(const SourceTensor& s) {
-  return s.shape.size() == 1 || s.name.find("conv1d") != std::string::npos;
 }
 
 DType type_of(const SourceTensor& s, const Recipe& recipe, std::string_view out_name) {
@@ -152,6 +62,7 @@ DType type_of(const SourceTensor& s, const Recipe& recipe, std::string_view out_
 DType parse_type(std::string_view text) {
   std::string upper, all;
   for (const char c : text) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (upper == "FP8") return DType::F8E4M3;
   for (int i = 0; i < static_cast<int>(DType::kCount); ++i) {
     const auto d = static_cast<DType>(i);
     if (!can_encode(d) || gguf_type_id(d) < 0) continue;
@@ -160,7 +71,7 @@ DType parse_type(std::string_view text) {
     for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     all += (all.empty() ? "" : ", ") + lower;
   }
-  throw Error(fmt::format("type '{}': expected one of {}", text, all));
+  throw Error(fmt::format("type '{}': expected one of {}, fp8", text, all));
 }
 
 DType fitting_type(DType type, int64_t k) {
@@ -214,6 +125,20 @@ bool matches(std::string_view pattern, std::string_view name) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+void check_recipe(const Recipe& recipe, bool gguf) {
+  const auto check = [gguf](DType t) {
+    if (gguf && t == DType::F8E4M3)
+      throw Error("type fp8: GGUF has no such type; a Hugging Face folder takes it");
+    if (!gguf && !is_plain(t) && t != DType::F8E4M3 && t != DType::NVFP4)
+      throw Error(
+          fmt::format("type {}: a Hugging Face folder holds bf16, f16, f32, fp8 or nvfp4; a path that ends "
+                      "in .gguf takes it",
+                      name(t)));
+  };
+  check(recipe.type);
+  for (const auto& [pattern, type] : recipe.overrides) check(type);
 }
 
 std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources, const Config& config,
@@ -317,139 +242,6 @@ void write_gguf_config(GgufKeys& keys, const Config& c, const NgramHash& hash, b
   keys.u64s(p + "ple.head_vocab_sizes", hash.vocab);
   keys.u64s(p + "ple.head_offsets", hash.offset);
   if (has_draft) keys.u32(p + "nextn_predict_layers", 1);
-}
-
-std::vector<ExportTensor> hugging_face_tensors(const std::vector<SourceTensor>& sources, const Config& config,
-                                               const NgramHash& hash, const Recipe& recipe,
-                                               int64_t table_parts) {
-  QUERN_CHECK(is_plain(recipe.type), "a Hugging Face folder holds plain numbers");
-  std::vector<ExportTensor> out;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const SourceTensor& s = sources[i];
-    const HeadMaps maps = config.delta.tiled_value_heads ? head_maps(config.delta, s.name) : HeadMaps{};
-    if (s.name.ends_with(".experts.up_proj")) continue;  // with its gate
-    if (s.name.ends_with(".experts.gate_proj")) {
-      const SourceTensor& up = sources[i + 1];
-      QUERN_CHECK(up.name.ends_with(".experts.up_proj"), "convert: up_proj does not follow gate_proj");
-      ExportTensor t;
-      t.name = hugging_face_name(s.name.substr(0, s.name.size() - 9) + "gate_up_proj");
-      t.shape = {s.shape[0], 2 * s.shape[1], s.shape[2]};
-      t.dtype = recipe.type;
-      t.rows = [&s, &up, n = s.shape[1], k = s.cols()](int64_t begin, int64_t end, float* to) {
-        for (int64_t r = begin; r < end; ++r, to += k) {
-          const int64_t e = r / (2 * n), i = r % (2 * n);
-          (i < n ? s : up).decode(e * n + i % n, to);
-        }
-      };
-      out.push_back(std::move(t));
-      continue;
-    }
-    DType type = recipe.type;
-    for (const auto& [pattern, wanted] : recipe.overrides) {
-      if (is_plain(wanted) && matches(pattern, hugging_face_name(s.name))) type = wanted;
-    }
-    ExportTensor t = piece(s, hugging_face_name(s.name), s.shape, type, WeightForm::Plain, maps, 0);
-    if (s.group != TensorGroup::Table) {
-      out.push_back(std::move(t));
-      continue;
-    }
-    if (t.encoded) {  // split_rows takes numbers
-      t.encoded = nullptr;
-      t.rows = [&s, k = s.cols()](int64_t begin, int64_t end, float* to) {
-        for (int64_t r = begin; r < end; ++r, to += k) s.decode(r, to);
-      };
-    }
-    for (ExportTensor& part : split_rows(t, table_parts)) out.push_back(std::move(part));
-    const std::string stem = hugging_face_name(s.name.substr(0, s.name.find("ngram_embedding")));
-    const auto constants = [&](const char* which, std::span<const int64_t> values) {
-      ExportTensor c;
-      c.name = stem + which;
-      c.dtype = DType::I64;
-      c.shape = {static_cast<int64_t>(values.size())};
-      c.owned.resize(values.size() * 8);
-      std::memcpy(c.owned.data(), values.data(), c.owned.size());
-      out.push_back(std::move(c));
-    };
-    constants("layer_multipliers", hash.multiplier);
-    constants("ngram_heads_vocab_sizes", hash.vocab);
-    constants("ngram_heads_offsets", hash.offset);
-  }
-  return out;
-}
-
-Json hugging_face_config(const Config& c, DType type, int64_t table_parts) {
-  const auto object = [](std::initializer_list<std::pair<const char*, Json>> members) {
-    Json o;
-    for (const auto& [key, value] : members) o.set(key, value);
-    return o;
-  };
-  Json::Array types;
-  for (const LayerKind k : c.layers)
-    types.emplace_back(k == LayerKind::SparseAttention ? "full_attention" : "linear_attention");
-  const Json rope = object({{"rope_type", "default"},
-                            {"rope_theta", c.rope_theta},
-                            {"partial_rotary_factor", static_cast<double>(c.d_rope) / c.d_head},
-                            {"mrope_section", Json::Array(c.mrope_section.begin(), c.mrope_section.end())},
-                            {"mrope_interleaved", true}});
-  Json::Array eos(c.eos_ids.begin(), c.eos_ids.end());
-  const Json text = object({
-      {"model_type", "qwen4_exp_text"},
-      {"vocab_size", c.vocab},
-      {"hidden_size", c.d_model},
-      {"num_hidden_layers", c.n_layers},
-      {"layer_types", types},
-      {"num_attention_heads", c.n_heads},
-      {"num_key_value_heads", c.n_kv_heads},
-      {"head_dim", c.d_head},
-      {"linear_num_key_heads", c.delta.n_key_heads},
-      {"linear_num_value_heads", c.delta.n_value_heads},
-      {"linear_key_head_dim", c.delta.d_key},
-      {"linear_value_head_dim", c.delta.d_value},
-      {"linear_conv_kernel_dim", c.delta.conv},
-      {"output_gate_type", c.delta.gate == OutputGate::Sigmoid ? "sigmoid" : "silu"},
-      {"hidden_act", "silu"},
-      {"num_experts", c.n_experts},
-      {"num_experts_per_tok", c.top_k},
-      {"moe_intermediate_size", c.d_expert},
-      {"shared_expert_intermediate_size", c.d_shared},
-      {"norm_topk_prob", true},
-      {"hc_count", c.streams},
-      {"hc_lowrank", c.hc_rank},
-      {"rms_norm_eps", std::round(static_cast<double>(c.norm_eps) * 1e12) / 1e12},
-      {"ple_layer_ids", Json::Array{c.ple.layer + 1}},
-      {"ple_embed_dim", c.ple.d_embed()},
-      {"ple_conv_kernel_size", c.ple.conv},
-      {"ngram_size", c.ple.ngram},
-      {"heads_per_ngram", c.ple.heads_per_ngram},
-      {"ngram_vocab_size_base", c.ple.vocab_base},
-      {"make_ngram_vocab_size_divisible_by", c.ple.row_multiple},
-      {"split_ngram_parts", table_parts},
-      {"seed", c.ple.seed},
-      {"indexer_n_heads", c.indexer.n_heads},
-      {"indexer_kv_heads", 1},
-      {"indexer_head_dim", c.indexer.d_head},
-      {"indexer_budget", c.indexer.budget},
-      {"indexer_compress_ratio", c.indexer.block_ratio},
-      {"max_position_embeddings", c.max_positions},
-      {"rope_parameters", rope},
-      {"bos_token_id", c.bos_id ? Json(*c.bos_id) : Json()},
-      {"eos_token_id", eos.size() == 1 ? eos[0] : Json(eos)},
-      {"mtp_num_hidden_layers", c.mtp_layers},
-      {"tie_word_embeddings", c.tied_embeddings},
-  });
-  Json top = object({{"architectures", Json::Array{"Qwen4ExpForConditionalGeneration"}},
-                     {"model_type", "qwen4_exp"},
-                     {"dtype", type == DType::F32   ? "float32"
-                               : type == DType::F16 ? "float16"
-                                                    : "bfloat16"},
-                     {"tie_word_embeddings", c.tied_embeddings},
-                     {"language_model_only", true},
-                     {"text_config", text}});
-  if (c.image_token_id) top.set("image_token_id", *c.image_token_id);
-  if (c.video_token_id) top.set("video_token_id", *c.video_token_id);
-  if (c.vision_start_id) top.set("vision_start_token_id", *c.vision_start_id);
-  if (c.vision_end_id) top.set("vision_end_token_id", *c.vision_end_id);
-  return top;
 }
 
 }  // namespace quern

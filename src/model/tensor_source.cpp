@@ -117,8 +117,13 @@ class Lister {
     }
     rows.stride = row_bytes(t.dtype, k);
     if (t.dtype == DType::F8E4M3) {
-      rows.scale_cols = (k + 127) / 128;
-      rows.scale = &checkpoint_.take(stem + "_scale_inv", {(n + 127) / 128, rows.scale_cols});
+      rows.scale = checkpoint_.take_if(stem + "_scale", {1});  // ModelOpt's FP8: one for the matrix
+      if (rows.scale == nullptr) {
+        rows.scale_cols = (k + 127) / 128;
+        rows.scale = &checkpoint_.take(stem + "_scale_inv", {(n + 127) / 128, rows.scale_cols});
+      } else {
+        checkpoint_.take_if(t.name.substr(0, t.name.size() - 7) + ".input_scale");
+      }
       if (rows.scale->dtype != DType::F32 && rows.scale->dtype != DType::BF16)
         throw Error(fmt::format("{}: expected F32 or BF16 scales, found {}", checkpoint_.where(*rows.scale),
                                 name(rows.scale->dtype)));
@@ -144,6 +149,8 @@ class Lister {
                                 quern::name(t.dtype), quern::name(p.view->dtype)));
       t.self_contained = t.self_contained && p.scale == nullptr && p.scale16 == nullptr && p.global == 1;
     }
+    if (listed.group == TensorGroup::Table && parts[0].scale != nullptr)
+      t.whole_scale = scale_at(*parts[0].scale, 0);
     const auto shared = std::make_shared<std::vector<Rows>>(std::move(parts));
     t.row = [shared, per_part](int64_t r) {
       const Rows& p = (*shared)[static_cast<size_t>(r / per_part)];

@@ -191,13 +191,15 @@ class Binder {
     Weight w;
     w.data = as_tensor(t, n, k);
     if (t.dtype == DType::F8E4M3) {
-      const int64_t block = 128;
-      const TensorView& scale =
-          checkpoint_.take(name + "_scale_inv", {(n + block - 1) / block, (k + block - 1) / block});
+      // A scale per block of 128 × 128, or (ModelOpt's FP8) one for the matrix.
+      const TensorView* whole = checkpoint_.take_if(name + "_scale", {1});
+      const int64_t rows = whole ? 1 : (n + 127) / 128, cols = whole ? 1 : (k + 127) / 128;
+      const TensorView& scale = whole ? *whole : checkpoint_.take(name + "_scale_inv", {rows, cols});
       if (scale.dtype != DType::F32 && scale.dtype != DType::BF16)
         throw Error(fmt::format("{}: expected F32 or BF16 scales, found {}", checkpoint_.where(scale),
                                 quern::name(scale.dtype)));
-      w.scale = as_tensor(scale, (n + block - 1) / block, (k + block - 1) / block);
+      if (whole) checkpoint_.take_if(name.substr(0, name.rfind('.')) + ".input_scale");
+      w.scale = as_tensor(scale, rows, cols);
       w_.bytes += w.scale.bytes();
     }
     w_.bytes += w.data.bytes();

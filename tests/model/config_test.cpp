@@ -144,6 +144,33 @@ TEST(Config, refuses_unknown_and_contradictory_values_naming_key_and_value) {
                 top.set("quantization_config", q);
               }),
               HasSubstr("quantization_config.quant_method: expected \"fp8\" or \"modelopt\""));
+  const auto modelopt = [](const char* algo, const char* layer_algo) {
+    return error_with([=](Json& top, Json&) {
+      Json q, layers, layer;
+      q.set("quant_method", "modelopt");
+      q.set("quant_algo", algo);
+      layer.set("quant_algo", layer_algo);
+      layers.set("mtp.layers.0.mlp.experts", layer);
+      q.set("quantized_layers", layers);
+      top.set("quantization_config", q);
+    });
+  };
+  EXPECT_EQ(modelopt("NVFP4", "NVFP4"), "");
+  EXPECT_EQ(modelopt("MIXED_PRECISION", "FP8_PB_WO"), "");
+  EXPECT_THAT(modelopt("W4A16_AWQ", "NVFP4"),
+              HasSubstr("quantization_config.quant_algo: expected \"NVFP4\", "));
+  EXPECT_THAT(modelopt("W4A16_AWQ", "NVFP4"), HasSubstr("found \"W4A16_AWQ\""));
+  EXPECT_THAT(
+      modelopt("MIXED_PRECISION", "MXFP8"),
+      HasSubstr("quantized_layers.mtp.layers.0.mlp.experts.quant_algo: expected \"NVFP4\", \"FP8_PB_WO\" or "
+                "\"FP8\", found \"MXFP8\""));
+  EXPECT_THAT(error_with([](Json& top, Json&) {
+                Json q;
+                q.set("quant_method", "fp8");
+                q.set("weight_block_size", Json::Array{64, 64});
+                top.set("quantization_config", q);
+              }),
+              HasSubstr("quantization_config.weight_block_size: expected [128,128], found [64,64]"));
 }
 
 // A rotary scheme we do not apply must not be read over (YaRN exports).

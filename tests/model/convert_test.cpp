@@ -57,8 +57,9 @@ TEST(Convert, bf16_there_and_back_is_the_same) {
   gguf->check_all_used();
   ThreadPool pool(2);
   std::filesystem::create_directory(folder.path / "hf");
-  write_safetensors(folder.path / "hf", hugging_face_tensors(sources, config, table.hash, {}, 3), pool);
-  test::write_text(folder.path / "hf/config.json", write_json(hugging_face_config(config, DType::BF16, 3)));
+  const std::vector<ExportTensor> exported = hugging_face_tensors(sources, config, table.hash, {}, 3, pool);
+  write_safetensors(folder.path / "hf", exported, pool);
+  test::write_text(folder.path / "hf/config.json", write_json(hugging_face_config(config, exported, 3)));
   const auto back = Checkpoint::open(folder.path / "hf");
   const Config back_config = read_config(*back);
   EXPECT_FALSE(back_config.delta.tiled_value_heads);

@@ -30,9 +30,10 @@ struct TinyModel {
   std::unique_ptr<Model> model;
   std::unique_ptr<Batch> batch;
 
-  explicit TinyModel(int threads = 2, DType kv = DType::BF16, bool drafts = true)
+  explicit TinyModel(int threads = 2, DType kv = DType::BF16, bool drafts = true,
+                     const std::string& path = QUERN_SOURCE_DIR "/models/quern-tiny")
       : pool(threads), stream(pool) {
-    std::shared_ptr<Checkpoint> checkpoint = Checkpoint::open(QUERN_SOURCE_DIR "/models/quern-tiny");
+    std::shared_ptr<Checkpoint> checkpoint = Checkpoint::open(path);
     ModelOptions options;
     options.kv = kv;
     options.drafts = drafts;

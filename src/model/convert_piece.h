@@ -1,0 +1,32 @@
+// What both directions of `quern convert` are made of: rows of a source in the target's form, order and type.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/tensor_export.h"
+#include "model/config.h"
+#include "model/tensor_source.h"
+
+namespace quern {
+
+bool is_plain(DType type);                   // F32, F16, BF16
+bool is_vector(const SourceTensor& source);  // norms, decays, biases, convolutions: no matrix
+
+using IndexMap = std::function<int64_t(int64_t)>;  // of the target to that of the source; empty: the same
+
+struct HeadMaps {
+  IndexMap rows, cols;
+};
+
+// The re-ordering of value heads that a tensor of the delta net needs where the target's order is the other one.
+HeadMaps head_maps(const DeltaNetConfig& source, std::string_view name);
+
+// Rows [first, first + n) of the source, which outlives the export, in the target's form, order and type.
+ExportTensor piece(const SourceTensor& source, std::string name, std::vector<int64_t> shape, DType dtype,
+                   WeightForm form, const HeadMaps& maps, int64_t first);
+
+}  // namespace quern
