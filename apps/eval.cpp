@@ -17,6 +17,7 @@
 #include "base/mapped_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
+#include "checkpoint/output_file.h"
 #include "commands.h"
 #include "model_flags.h"
 
@@ -128,8 +129,39 @@ struct Worst {
   }
 };
 
+// What the model says of a reference's cases, as a file that can stand in for it: C.input_ids and C.logits.
+class Writer {
+ public:
+  template <typename T>
+  void add(const std::string& name, DType dtype, std::initializer_list<int64_t> shape, const T* values) {
+    const auto begin = static_cast<int64_t>(data_.size());
+    int64_t bytes = sizeof(T);
+    for (const int64_t d : shape) bytes *= d;
+    data_.append(reinterpret_cast<const char*>(values), static_cast<size_t>(bytes));
+    Json entry;
+    entry.set("dtype", std::string(quern::name(dtype)));
+    entry.set("shape", Json::Array(shape.begin(), shape.end()));
+    entry.set("data_offsets", Json::Array{begin, begin + bytes});
+    header_.set(name, entry);
+  }
+  void write(const std::string& path) const {
+    std::string header = write_json(header_);
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    const uint64_t length = header.size();
+    OutputFile file(path);
+    file.write(std::string_view(reinterpret_cast<const char*>(&length), sizeof length));
+    file.write(header);
+    file.write(data_);
+    file.finish();
+  }
+
+ private:
+  Json header_;
+  std::string data_;
+};
+
 int eval_reference(const ModelFlags& flags, const std::string& path, double tolerance, int64_t context,
-                   bool verbose) {
+                   bool verbose, const std::string& write) {
   const auto file = Checkpoint::open(path);
   const bool masked = greedy_is_masked(path);
 
@@ -162,6 +194,7 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
   Evaluation evaluation(model, batch, end_ids_of(*open.checkpoint, model.config()));
 
   Worst worst_of_all;
+  Writer writer;
   int failures = 0;
   for (const std::string& which : cases) {
     const TensorView& t = *file->find(which + ".input_ids");
@@ -244,6 +277,10 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
     std::string line = fmt::format("{}: {} ids, worst {:.2e} ({})", which, T, worst.error, worst.where);
     if (logits_view) {
       const Rows want = read_floats(*file, *logits_view);
+      if (!write.empty()) {
+        writer.add(which + ".input_ids", DType::I32, {T}, ids.data());
+        writer.add(which + ".logits", DType::F32, {want.n, logits.cols}, logits.row(logits.n - want.n));
+      }
       int64_t same = 0;
       double kl = 0;
       for (int64_t i = 0; i < want.n; ++i) {
@@ -270,6 +307,7 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
   for (const std::string& s : skipped) fmt::print("{}: skipped, images are not supported yet\n", s);
   fmt::print("{} cases, {} beyond the tolerance of {:.0e}; worst {:.2e} ({})\n", cases.size(), failures,
              tolerance, worst_of_all.error, worst_of_all.where);
+  if (!write.empty()) writer.write(write);
   return failures > 0 ? 1 : 0;
 }
 
@@ -280,7 +318,7 @@ int eval_main(int argc, char** argv) {
   ModelFlags flags;
   flags.kv = "f32";
   flags.add_to(app);
-  std::string reference;
+  std::string reference, write;
   TextEvaluation text;
   double tolerance = 1e-5;
   bool verbose = false;
@@ -301,10 +339,12 @@ int eval_main(int argc, char** argv) {
   app.add_option("--ctx", text.context, "longest sequence; 0: as the input needs")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--write", write, "a file to write with MODEL's own ids and logits of the reference's cases")
+      ->needs(from);
   app.add_flag("--each", verbose, "print every compared tensor")->needs(from);
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
-  if (!reference.empty()) return eval_reference(flags, reference, tolerance, text.context, verbose);
+  if (!reference.empty()) return eval_reference(flags, reference, tolerance, text.context, verbose, write);
   return eval_text(flags, text);
 }
 
