@@ -28,7 +28,7 @@ inline Vector linear(const Vector& x, const Vector& w, int64_t rows, int64_t n, 
   return y;
 }
 
-// Rows of x [rows, k] with each group of 32 rounded to 8 bits (ops/cpu/int8_product.h). Which code a value gets is
+// Rows of x [rows, k] with each group of 32 rounded to 8 bits (ops/cpu/product.h). Which code a value gets is
 // decided by f32 arithmetic, so this is done in f32; the values they stand for are double.
 struct Rounded {
   std::vector<int> codes;

@@ -1,6 +1,6 @@
 #include "ops/linear.h"
 
-#include "ops/cpu/int8_product.h"
+#include "ops/cpu/product.h"
 #include "ops/device_test.h"
 #include "reference.h"
 

@@ -258,9 +258,7 @@ HWY_EXPORT(Fp8Row);
 HWY_EXPORT(Fp4Row);
 
 namespace cpu {
-namespace {
 
-// The scale of columns [128j, 128j + 128) of row r: of the block, of the row, or of the whole matrix.
 float fp8_scale(const Weight& w, int64_t r, int64_t column) {
   if (!w.scale) return w.global_scale;
   const bool per_row = w.scale.shape[0] == w.n() && w.scale.cols() == 1;
@@ -270,8 +268,6 @@ float fp8_scale(const Weight& w, int64_t r, int64_t column) {
                                                    : w.scale.row<float>(row)[col];
   return scale * w.global_scale;
 }
-
-}  // namespace
 
 void weight_row(const Weight& w, int64_t r, float* out) {
   const int64_t k = w.k();

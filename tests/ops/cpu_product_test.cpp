@@ -1,9 +1,8 @@
-// The levels of instructions of ops/cpu/int8_product.h against each other, bit for bit, and against the formula.
-#include "ops/cpu/int8_product.h"
-
+// The levels of instructions of ops/cpu/product.h against each other, bit for bit, and against the formula.
 #include <limits>
 
 #include "ops/cpu/int8_formats.h"
+#include "ops/cpu/product.h"
 #include "ops/device_test.h"
 #include "ops/linear.h"
 #include "reference.h"
@@ -17,7 +16,7 @@ constexpr DType kFormats[] = {DType::Q8_0,   DType::Q4_0,   DType::Q4_1,  DType:
 
 using Records = std::vector<std::byte>;
 
-Records rounded(const cpu::Int8Level& level, const std::vector<float>& x, int64_t k) {
+Records rounded(const cpu::ProductLevel& level, const std::vector<float>& x, int64_t k) {
   const int64_t bytes = cpu::int8_row_bytes(k), rows = static_cast<int64_t>(x.size()) / k;
   Records out(static_cast<size_t>(rows * bytes));
   for (int64_t r = 0; r < rows; ++r)
@@ -25,23 +24,31 @@ Records rounded(const cpu::Int8Level& level, const std::vector<float>& x, int64_
   return out;
 }
 
-std::vector<float> product(const cpu::Int8Level& level, const Weight& w, const Records& x, int64_t rows,
+std::vector<float> product(const cpu::ProductLevel& level, const Weight& w, const Records& x, int64_t rows,
                            int64_t n0, int64_t n1) {
   std::vector<float> y(static_cast<size_t>(rows * w.n()), -1);
-  level.multiply({.w = &w, .x = x.data(), .y = y.data(), .y_stride = w.n(), .n_rows = rows}, n0, n1);
+  level.int8_product({.w = &w, .rounded = x.data(), .y = y.data(), .y_stride = w.n(), .n_rows = rows}, n0,
+                     n1);
+  return y;
+}
+std::vector<float> f32_product(const cpu::ProductLevel& level, const Weight& w, const std::vector<float>& x,
+                               int64_t rows, int64_t n0, int64_t n1) {
+  std::vector<float> y(static_cast<size_t>(rows * w.n()), -1);
+  level.f32_product(
+      {.w = &w, .x = x.data(), .x_stride = w.k(), .y = y.data(), .y_stride = w.n(), .n_rows = rows}, n0, n1);
   return y;
 }
 
-class Int8ProductTest : public ::testing::Test {
+class CpuProductTest : public ::testing::Test {
  protected:
   // The level of that name, or null with a line that says that this processor lacks it.
-  static const cpu::Int8Level* level(const std::string& name) {
-    for (const cpu::Int8Level& l : cpu::int8_levels())
+  static const cpu::ProductLevel* level(const std::string& name) {
+    for (const cpu::ProductLevel& l : cpu::product_levels())
       if (l.name == name) return &l;
     return nullptr;
   }
-  static void expect_scalar_bits(const cpu::Int8Level& l) {
-    const cpu::Int8Level& scalar = *level("scalar");
+  static void expect_scalar_bits(const cpu::ProductLevel& l) {
+    const cpu::ProductLevel& scalar = *level("scalar");
     Machine m(DeviceType::Cpu, 1);
     Random random(11);
     for (const DType dtype : kFormats) {
@@ -68,24 +75,24 @@ class Int8ProductTest : public ::testing::Test {
   }
 };
 
-TEST_F(Int8ProductTest, avx2_gives_the_bits_of_the_formula) {
+TEST_F(CpuProductTest, avx2_gives_the_bits_of_the_formula) {
   const auto* l = level("avx2");
   if (!l) GTEST_SKIP() << "this processor has no AVX2, FMA and F16C";
   expect_scalar_bits(*l);
 }
-TEST_F(Int8ProductTest, avxvnni_gives_the_bits_of_the_formula) {
+TEST_F(CpuProductTest, avxvnni_gives_the_bits_of_the_formula) {
   const auto* l = level("avxvnni");
   if (!l) GTEST_SKIP() << "this processor has no AVX-VNNI";
   expect_scalar_bits(*l);
 }
-TEST_F(Int8ProductTest, avx512vnni_gives_the_bits_of_the_formula) {
+TEST_F(CpuProductTest, avx512vnni_gives_the_bits_of_the_formula) {
   const auto* l = level("avx512vnni");
   if (!l) GTEST_SKIP() << "this processor has no AVX-512 VNNI";
   expect_scalar_bits(*l);
 }
 
 // Codes, scales and minima are those of the one decoder.
-TEST_F(Int8ProductTest, the_integer_view_of_a_group_is_what_the_decoder_gives) {
+TEST_F(CpuProductTest, the_integer_view_of_a_group_is_what_the_decoder_gives) {
   Machine m(DeviceType::Cpu, 1);
   Random random(12);
   for (const DType dtype : kFormats) {
@@ -114,7 +121,7 @@ TEST_F(Int8ProductTest, the_integer_view_of_a_group_is_what_the_decoder_gives) {
   }
 }
 
-TEST_F(Int8ProductTest, every_level_rounds_rows_alike) {
+TEST_F(CpuProductTest, every_level_rounds_rows_alike) {
   Random random(13);
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const int64_t k = 640;
@@ -131,8 +138,9 @@ TEST_F(Int8ProductTest, every_level_rounds_rows_alike) {
   x[7 * k + 3] = nan;
   x[7 * k + 4] = inf;
   x[8 * k] = -1e-45f;
-  const Records expected = rounded(cpu::int8_levels().front(), x, k);
-  for (const cpu::Int8Level& l : cpu::int8_levels()) EXPECT_TRUE(rounded(l, x, k) == expected) << l.name;
+  const Records expected = rounded(cpu::product_levels().front(), x, k);
+  for (const cpu::ProductLevel& l : cpu::product_levels())
+    EXPECT_TRUE(rounded(l, x, k) == expected) << l.name;
   const auto* codes = reinterpret_cast<const int8_t*>(expected.data());
   for (int64_t r = 0; r < 9; ++r)
     for (int64_t i = 0; i < k; ++i) ASSERT_GE(codes[r * cpu::int8_row_bytes(k) + i], -127);
@@ -143,7 +151,7 @@ TEST_F(Int8ProductTest, every_level_rounds_rows_alike) {
                   .codes[static_cast<size_t>(i)]);
 }
 
-TEST_F(Int8ProductTest, an_infinity_or_a_nan_makes_its_row_nan_and_no_other) {
+TEST_F(CpuProductTest, an_infinity_or_a_nan_makes_its_row_nan_and_no_other) {
   Machine m(DeviceType::Cpu, 1);
   Random random(14);
   const int64_t n = 33, k = 512, rows = 5;
@@ -152,7 +160,7 @@ TEST_F(Int8ProductTest, an_infinity_or_a_nan_makes_its_row_nan_and_no_other) {
     auto x = random.normals(rows * k);
     x[static_cast<size_t>(k + 100)] = std::numeric_limits<float>::infinity();
     x[static_cast<size_t>(3 * k + 511)] = std::numeric_limits<float>::quiet_NaN();
-    for (const cpu::Int8Level& l : cpu::int8_levels()) {
+    for (const cpu::ProductLevel& l : cpu::product_levels()) {
       const auto y = product(l, w.w, rounded(l, x, k), rows, 0, n);
       for (int64_t i = 0; i < rows * n; ++i)
         ASSERT_EQ(std::isnan(y[static_cast<size_t>(i)]), i / n == 1 || i / n == 3)
@@ -161,7 +169,7 @@ TEST_F(Int8ProductTest, an_infinity_or_a_nan_makes_its_row_nan_and_no_other) {
   }
 }
 
-TEST_F(Int8ProductTest, the_most_extreme_codes_do_not_overflow) {
+TEST_F(CpuProductTest, the_most_extreme_codes_do_not_overflow) {
   Machine m(DeviceType::Cpu, 1);
   const int64_t n = 32, k = 512, rows = 3;
   for (const DType dtype : kFormats) {
@@ -185,11 +193,11 @@ TEST_F(Int8ProductTest, the_most_extreme_codes_do_not_overflow) {
         x[static_cast<size_t>(k + i)] = -1;
         x[static_cast<size_t>(2 * k + i)] = i % 4 < 2 ? 1.0f : -1.0f;
       }
-      const Records records = rounded(cpu::int8_levels().front(), x, k);
+      const Records records = rounded(cpu::product_levels().front(), x, k);
       std::vector<float> row(static_cast<size_t>(k));
       decode_row(dtype, w.data.data, k, row.data());
       const auto expected = reference::linear(doubles(x), doubles(row), rows, 1, k);
-      for (const cpu::Int8Level& l : cpu::int8_levels()) {
+      for (const cpu::ProductLevel& l : cpu::product_levels()) {
         const auto y = product(l, w, records, rows, 0, n);
         for (int64_t r = 0; r < rows; ++r) {
           double size = 0;
@@ -203,14 +211,17 @@ TEST_F(Int8ProductTest, the_most_extreme_codes_do_not_overflow) {
   }
 }
 
-TEST_F(Int8ProductTest, outputs_beyond_the_range_are_left_alone) {
+TEST_F(CpuProductTest, outputs_beyond_the_range_are_left_alone) {
   Machine m(DeviceType::Cpu, 1);
   Random random(15);
   const TestWeight w = random_weight(m, random, DType::Q8_0, 100, 64);
-  for (const cpu::Int8Level& l : cpu::int8_levels()) {
+  for (const cpu::ProductLevel& l : cpu::product_levels()) {
     const auto y = product(l, w.w, rounded(l, random.normals(2 * 64), 64), 2, 37, 70);
     for (int64_t i = 0; i < 200; ++i)
       EXPECT_EQ(y[static_cast<size_t>(i)] == -1, i % 100 < 37 || i % 100 >= 70) << l.name;
+    const auto f = f32_product(l, w.w, random.normals(2 * 64), 2, 37, 70);
+    for (int64_t i = 0; i < 200; ++i)
+      EXPECT_EQ(f[static_cast<size_t>(i)] == -1, i % 100 < 37 || i % 100 >= 70) << l.name;
   }
 }
 

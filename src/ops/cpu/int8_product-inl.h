@@ -1,8 +1,6 @@
-// One vector level of int8_product.h, in raw intrinsics: included once per level by int8_product.cpp (no #pragma once),
-// which names the level's namespace in INT8_LEVEL and sets INT8_WIDE (512-bit vectors) and INT8_VNNI (dot products of
-// four bytes in one instruction).
+// Int8 products of one level (see vector-inl.h).
 //
-// Lanes are outputs. kLanes weight rows are unpacked together, a stretch of columns at a time, into a panel:
+// kLanes weight rows are unpacked together, a stretch of columns at a time, into a panel:
 //
 //   codes [columns / 4][kLanes][4] u8      scale, minimum [groups][kLanes] f32
 //
@@ -10,122 +8,10 @@
 // or adding high bits works on whole vectors, and a vector of codes meets four activations of a row, broadcast. The
 // panel serves all rows before the next stretch; sums wait in memory in between, as they are.
 
-namespace quern::cpu::INT8_LEVEL {
+namespace quern::cpu::QUERN_LEVEL {
 
-#if INT8_WIDE
-using V = __m512i;
-using VF = __m512;
-inline constexpr int kLanes = 16, kTileRows = 6;
-inline V bit_and(V a, V b) { return _mm512_and_si512(a, b); }
-inline V bit_or(V a, V b) { return _mm512_or_si512(a, b); }
-inline V bit_xor(V a, V b) { return _mm512_xor_si512(a, b); }
-template <int kBits>
-inline V right16(V a) {
-  return _mm512_srli_epi16(a, kBits);
-}
-template <int kBits>
-inline V left16(V a) {
-  return _mm512_slli_epi16(a, kBits);
-}
-template <int kBits>
-inline V right32(V a) {
-  return _mm512_srli_epi32(a, kBits);
-}
-template <int kBits>
-inline V left32(V a) {
-  return _mm512_slli_epi32(a, kBits);
-}
-inline V signed_byte3(V a) { return _mm512_srai_epi32(a, 24); }
-inline V left32(V a, __m128i bits) { return _mm512_sll_epi32(a, bits); }
-inline V add32(V a, V b) { return _mm512_add_epi32(a, b); }
-inline V zero() { return _mm512_setzero_si512(); }
-inline V all8(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
-inline V all32(int32_t x) { return _mm512_set1_epi32(x); }
-inline V low32(V a, V b) { return _mm512_unpacklo_epi32(a, b); }
-inline V high32(V a, V b) { return _mm512_unpackhi_epi32(a, b); }
-inline V low64(V a, V b) { return _mm512_unpacklo_epi64(a, b); }
-inline V high64(V a, V b) { return _mm512_unpackhi_epi64(a, b); }
-inline V lookup(__m128i table, V i) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), i); }
-inline V shuffle(V v, __m128i order) { return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order)); }
-inline V load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline void store(uint8_t* p, V v) { _mm512_storeu_si512(p, v); }
-inline VF loadf(const float* p) { return _mm512_loadu_ps(p); }
-inline void storef(float* p, VF v) { _mm512_storeu_ps(p, v); }
-inline VF allf(float x) { return _mm512_set1_ps(x); }
-inline VF zerof() { return _mm512_setzero_ps(); }
-inline VF mul(VF a, VF b) { return _mm512_mul_ps(a, b); }
-inline VF fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
-inline VF to_float(V v) { return _mm512_cvtepi32_ps(v); }
-inline VF halves(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-inline VF low_half(V v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
-inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
-  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
-  V v = _mm512_castsi128_si512(part(j));
-  v = _mm512_inserti32x4(v, part(j + 4), 1);
-  v = _mm512_inserti32x4(v, part(j + 8), 2);
-  return _mm512_inserti32x4(v, part(j + 12), 3);
-}
-#else
-using V = __m256i;
-using VF = __m256;
-inline constexpr int kLanes = 8, kTileRows = INT8_VNNI ? 4 : 3;
-inline V bit_and(V a, V b) { return _mm256_and_si256(a, b); }
-inline V bit_or(V a, V b) { return _mm256_or_si256(a, b); }
-inline V bit_xor(V a, V b) { return _mm256_xor_si256(a, b); }
-template <int kBits>
-inline V right16(V a) {
-  return _mm256_srli_epi16(a, kBits);
-}
-template <int kBits>
-inline V left16(V a) {
-  return _mm256_slli_epi16(a, kBits);
-}
-template <int kBits>
-inline V right32(V a) {
-  return _mm256_srli_epi32(a, kBits);
-}
-template <int kBits>
-inline V left32(V a) {
-  return _mm256_slli_epi32(a, kBits);
-}
-inline V signed_byte3(V a) { return _mm256_srai_epi32(a, 24); }
-inline V left32(V a, __m128i bits) { return _mm256_sll_epi32(a, bits); }
-inline V add32(V a, V b) { return _mm256_add_epi32(a, b); }
-inline V zero() { return _mm256_setzero_si256(); }
-inline V all8(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
-inline V all32(int32_t x) { return _mm256_set1_epi32(x); }
-inline V low32(V a, V b) { return _mm256_unpacklo_epi32(a, b); }
-inline V high32(V a, V b) { return _mm256_unpackhi_epi32(a, b); }
-inline V low64(V a, V b) { return _mm256_unpacklo_epi64(a, b); }
-inline V high64(V a, V b) { return _mm256_unpackhi_epi64(a, b); }
-inline V lookup(__m128i table, V i) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), i); }
-inline V shuffle(V v, __m128i order) { return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order)); }
-inline V load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline void store(uint8_t* p, V v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
-inline VF loadf(const float* p) { return _mm256_loadu_ps(p); }
-inline void storef(float* p, VF v) { _mm256_storeu_ps(p, v); }
-inline VF allf(float x) { return _mm256_set1_ps(x); }
-inline VF zerof() { return _mm256_setzero_ps(); }
-inline VF mul(VF a, VF b) { return _mm256_mul_ps(a, b); }
-inline VF fma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
-inline VF to_float(V v) { return _mm256_cvtepi32_ps(v); }
-inline VF halves(const uint16_t* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-inline VF low_half(V v) {
-  v = bit_and(v, all32(0xffff));
-  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
-}
-inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
-  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(part(j)), part(j + 4), 1);
-}
-#endif
-
-inline constexpr int kPanels = 2;  // panels that a tile covers
-inline constexpr int kVectorBytes = 4 * kLanes;
+inline constexpr int kTileRows = QUERN_WIDE ? 6 : QUERN_VNNI ? 4 : 3;
+inline constexpr int kPanels = 2;          // panels that a tile covers
 inline constexpr int64_t kStretch = 512;   // columns of a panel: two panels fit the first-level cache
 inline constexpr int64_t kRowBlock = 512;  // rows whose sums wait between stretches
 
@@ -137,16 +23,6 @@ struct Panel {
 
 // ---- unpacking ----
 
-// Bytes [at, at + 16) of every row: lane i of out[j] holds bytes 4j … 4j + 3 of row i.
-inline void transpose(const uint8_t* const* rows, int64_t at, V out[4]) {
-  const V r0 = load_rows(rows, 0, at), r1 = load_rows(rows, 1, at), r2 = load_rows(rows, 2, at),
-          r3 = load_rows(rows, 3, at);
-  const V a = low32(r0, r1), b = high32(r0, r1), c = low32(r2, r3), d = high32(r2, r3);
-  out[0] = low64(a, c);
-  out[1] = high64(a, c);
-  out[2] = low64(b, d);
-  out[3] = high64(b, d);
-}
 inline V nibble0(V v) { return bit_and(v, all8(15)); }
 inline V nibble1(V v) { return bit_and(right16<4>(v), all8(15)); }
 template <int kShift>
@@ -454,14 +330,30 @@ struct Unpack<quant::BlockQ3_K> {
           }
         }
       }
-    for (int64_t i = 0; i < n; ++i)
-      for (int j = 0; j < kLanes; ++j) {
-        quant::BlockQ3_K b;
-        std::memcpy(&b, rows[j] + i * 110, sizeof b);
-        const float d = quant::half_to_float(b.d);
-        for (int g = 0; g < 16; ++g)
-          p.scale[(i * 16 + g) * kLanes + j] = d * static_cast<float>(quant::q3_scale(b.s, g));
-      }
+    for (int64_t i = 0; i < n; ++i) {
+      V w[4];
+      transpose(rows, i * 110 + 94, w);  // the last 16 bytes: two of q, the fields, d
+      const VF d = low_half(right32<16>(w[3]));
+      const V s[3] = {bit_or(right32<16>(w[0]), left32<16>(w[1])),
+                      bit_or(right32<16>(w[1]), left32<16>(w[2])),
+                      bit_or(right32<16>(w[2]), left32<16>(w[3]))};
+      const auto four = [&]<int kByte>() {  // groups kByte, kByte + 4, + 8, + 12
+        const V a = bit_and(right32<8 * kByte>(s[0]), all32(255)),
+                b = bit_and(right32<8 * kByte>(s[1]), all32(255)), high = right32<8 * kByte>(s[2]);
+        const auto emit = [&](int g, V low, V top) {
+          const V six = bit_or(bit_and(low, all32(15)), bit_and(top, all32(48)));
+          storef(p.scale + (i * 16 + g) * kLanes, mul(d, to_float(add32(six, all32(-32)))));
+        };
+        emit(kByte, a, left32<4>(high));
+        emit(kByte + 4, b, left32<2>(high));
+        emit(kByte + 8, right32<4>(a), high);
+        emit(kByte + 12, right32<4>(b), right32<2>(high));
+      };
+      four.template operator()<0>();
+      four.template operator()<1>();
+      four.template operator()<2>();
+      four.template operator()<3>();
+    }
   }
 };
 template <>
@@ -503,10 +395,14 @@ struct Unpack<quant::BlockNVFP4> {
             store(at + 2 * kVectorBytes, lookup(table(kE2m1Codes), nibble1(q[2 * g + j])));
           }
       }
-    for (int64_t i = 0; i < n; ++i)
-      for (int j = 0; j < kLanes; ++j)
-        for (int g = 0; g < 4; ++g)
-          p.scale[(4 * i + g) * kLanes + j] = quant::e4m3_to_float(rows[j][i * 36 + g] & 0x7f) * 0.5f;
+    for (int64_t i = 0; i < n; ++i) {
+      V first[4];
+      transpose(rows, i * 36, first);
+      for (int g = 0; g < 4; ++g) {
+        storef(p.scale + (4 * i + g) * kLanes, mul(from_e4m3(bit_and(first[0], all32(0x7f))), allf(0.5f)));
+        first[0] = right32<8>(first[0]);
+      }
+    }
   }
 };
 template <>
@@ -540,9 +436,9 @@ struct RowView {
 };
 
 inline V dot4(V acc, V codes, V x) {
-#if INT8_VNNI && INT8_WIDE
+#if QUERN_VNNI && QUERN_WIDE
   return _mm512_dpbusd_epi32(acc, codes, x);
-#elif INT8_VNNI
+#elif QUERN_VNNI
   return _mm256_dpbusd_avx_epi32(acc, codes, x);
 #else
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
@@ -558,7 +454,7 @@ inline int32_t word(const int8_t* q) {
 template <int kGroup, int kBits, int R>
 [[gnu::always_inline]] inline void group_dot(const uint8_t* const* codes, const RowView* x, int64_t at,
                                              V (&acc)[R][kPanels]) {
-#if INT8_VNNI
+#if QUERN_VNNI
 #pragma GCC unroll 8
   for (int t = 0; t < kGroup / 4; ++t) {
     V w[kPanels];
@@ -613,7 +509,7 @@ template <int kGroup, int kBits, int R>
 // Adds `n` groups of 32 columns to the sums of R rows, kPanels · kLanes floats each, one row after the other.
 template <int kGroup, bool kMinimum, int kBits, int R>
 void tile(const Panel* panels, const RowView* x, int64_t n, int shift, float* sums) {
-  constexpr bool kSigned = !INT8_VNNI && kBits == 8;  // no zero point to take off
+  constexpr bool kSigned = !QUERN_VNNI && kBits == 8;  // no zero point to take off
   const __m128i zero_bits = _mm_cvtsi32_si128(shift);
   const uint8_t* codes[kPanels];
   const float *scale[kPanels], *minimum[kPanels];
@@ -649,40 +545,26 @@ void tile(const Panel* panels, const RowView* x, int64_t n, int shift, float* su
     for (int r = 0; r < R; ++r) storef(sums + (r * kPanels + c) * kLanes, y[r][c]);
 }
 
-template <int kGroup, bool kMinimum, int kBits>
-void tiles(const Panel* panels, const RowView* x, int64_t rows, int64_t n, int shift, float* sums) {
-  constexpr int64_t kSums = kPanels * kLanes;
-  int64_t r = 0;
-  for (; r + kTileRows <= rows; r += kTileRows)
-    tile<kGroup, kMinimum, kBits, kTileRows>(panels, x + r, n, shift, sums + r * kSums);
-  switch (rows - r) {
-    case 1:
-      return tile<kGroup, kMinimum, kBits, 1>(panels, x + r, n, shift, sums + r * kSums);
-    case 2:
-      return tile<kGroup, kMinimum, kBits, 2>(panels, x + r, n, shift, sums + r * kSums);
-#if INT8_VNNI
-    case 3:
-      return tile<kGroup, kMinimum, kBits, 3>(panels, x + r, n, shift, sums + r * kSums);
-#if INT8_WIDE
-    case 4:
-      return tile<kGroup, kMinimum, kBits, 4>(panels, x + r, n, shift, sums + r * kSums);
-    case 5:
-      return tile<kGroup, kMinimum, kBits, 5>(panels, x + r, n, shift, sums + r * kSums);
-#endif
-#endif
-    default:
-      return;
+template <int kGroup, bool kMinimum, int kBits, int... kRows>
+void tiles(std::integer_sequence<int, kRows...>, const Panel* panels, const RowView* x, int64_t rows,
+           int64_t n, int shift, float* sums) {
+  using Tile = void (*)(const Panel*, const RowView*, int64_t, int, float*);
+  static constexpr Tile kTiles[] = {tile<kGroup, kMinimum, kBits, kRows + 1>...};
+  const int64_t count = (rows + kTileRows - 1) / kTileRows;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t begin = rows * t / count, end = rows * (t + 1) / count;
+    kTiles[end - begin - 1](panels, x + begin, n, shift, sums + begin * kPanels * kLanes);
   }
 }
 
 // Where a product with mostly equal families of tiles needs no code of its own: VNNI takes codes of any width alike.
-constexpr int tile_bits(int bits) { return INT8_VNNI ? 8 : bits < 4 ? 4 : bits; }
+constexpr int tile_bits(int bits) { return QUERN_VNNI ? 8 : bits < 4 ? 4 : bits; }
 
 template <class Block>
-void multiply_blocks(const Int8Job& job, int64_t n0, int64_t n1) {
+void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
   using Format = Int8Format<Block>;
   const Weight& w = *job.w;
-  const int64_t k = w.k(), stride = row_bytes(w.data.dtype, w.data.row_stride), x_bytes = int8_row_bytes(k);
+  const int64_t k = w.k(), stride = row_bytes(w.data.dtype, w.data.row_stride);
   const auto* weights = reinterpret_cast<const uint8_t*>(w.data.data);
   constexpr int64_t kSums = kPanels * kLanes;
   alignas(64) Panel panels[kPanels];
@@ -691,15 +573,20 @@ void multiply_blocks(const Int8Job& job, int64_t n0, int64_t n1) {
   for (int64_t r0 = 0; r0 < job.n_rows; r0 += kRowBlock) {
     const int64_t rows = std::min(job.n_rows - r0, kRowBlock);
     float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
+    // Few rows: short stretches, so that requests for what comes next are spread.
+    const int64_t stretch = rows <= 16 ? kStretch / 2 : kStretch;
     for (int64_t n = n0; n < n1; n += kSums) {
       std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
-      for (int64_t k0 = 0; k0 < k; k0 += kStretch) {
-        const int64_t columns = std::min(k - k0, kStretch), block0 = k0 / Block::kValues;
+      Ahead ahead(weights + std::min(n + kSums, n1) * stride, weights + std::min(n + 2 * kSums, n1) * stride,
+                  kPanels * ((k + stretch - 1) / stretch));
+      for (int64_t k0 = 0; k0 < k; k0 += stretch) {
+        const int64_t columns = std::min(k - k0, stretch), block0 = k0 / Block::kValues;
         for (int c = 0; c < kPanels; ++c) {
           const uint8_t* at[kLanes];
           for (int j = 0; j < kLanes; ++j)
             at[j] = weights + std::min(n + c * kLanes + j, n1 - 1) * stride +
                     block0 * static_cast<int64_t>(sizeof(Block));
+          ahead.next();
           Unpack<Block>::run(at, columns / Block::kValues, panels[c]);
           if constexpr (std::is_same_v<Block, BlockE2M1>) {
             for (int j = 0; j < kLanes; ++j) {
@@ -712,27 +599,23 @@ void multiply_blocks(const Int8Job& job, int64_t n0, int64_t n1) {
         for (int64_t r = 0; r < rows; r += kTileRows * 16) {
           const int64_t some = std::min<int64_t>(rows - r, kTileRows * 16);
           for (int64_t i = 0; i < some; ++i) {
-            const int64_t row = r0 + r + i;
-            const std::byte* record = job.x + (job.x_rows ? job.x_rows[row] : job.x_begin + row) * x_bytes;
-            const ConstInt8Record x(record, k);
+            const ConstInt8Record x(job.rounded_row(r0 + r + i), k);
             constexpr bool kSmall = Block::kGroup == 16;
             views[i] = {x.q + k0, x.d + k0 / 32, (kSmall ? x.sum16 : x.sum32) + k0 / Block::kGroup,
                         (kSmall ? x.minus16 : x.minus32) + k0 / Block::kGroup};
           }
-          tiles<Block::kGroup, Format::kMinimum, tile_bits(Format::kBits)>(panels, views, some, columns / 32,
-                                                                           Format::kShift, sums + r * kSums);
+          tiles<Block::kGroup, Format::kMinimum, tile_bits(Format::kBits)>(
+              std::make_integer_sequence<int, kTileRows>(), panels, views, some, columns / 32, Format::kShift,
+              sums + r * kSums);
         }
       }
       const auto width = static_cast<size_t>(std::min(n1 - n, kSums)) * sizeof(float);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t row = job.y_rows ? job.y_rows[r0 + i] : r0 + i;
-        std::memcpy(job.y + row * job.y_stride + n, sums + i * kSums, width);
-      }
+      for (int64_t i = 0; i < rows; ++i) std::memcpy(job.y_row(r0 + i) + n, sums + i * kSums, width);
     }
   }
 }
 
-void multiply(const Int8Job& job, int64_t n0, int64_t n1) {
+void int8_product(const ProductJob& job, int64_t n0, int64_t n1) {
   with_int8_block(job.w->data.dtype, [&]<class Block>() { multiply_blocks<Block>(job, n0, n1); });
 }
 
@@ -770,4 +653,4 @@ void round_row(const float* x, int64_t k, std::byte* record) {
   }
 }
 
-}  // namespace quern::cpu::INT8_LEVEL
+}  // namespace quern::cpu::QUERN_LEVEL

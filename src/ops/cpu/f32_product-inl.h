@@ -1,0 +1,153 @@
+// F32 products of one level (see vector-inl.h): weights widened to f32 panels [columns][outputs] of kF32Stretch columns,
+// which serve all rows before the next stretch.
+
+namespace quern::cpu::QUERN_LEVEL {
+
+inline constexpr int kF32Rows = 6, kF32Panels = QUERN_WIDE ? 4 : 2;
+inline constexpr int64_t kF32RowBlock = 256;  // rows whose sums wait between stretches
+
+// Widens `columns` of kLanes rows into to[column · stride + lane]. `scale` is F8E4M3's.
+template <DType kType>
+void widen(const uint8_t* const* rows, int64_t columns, const float* scale, float* to, int64_t stride) {
+  constexpr int64_t kBytes = kType == DType::F32 ? 4 : kType == DType::F8E4M3 ? 1 : 2, kChunk = 16 / kBytes;
+  int64_t column = 0;
+  for (; column + kChunk <= columns; column += kChunk) {
+    V q[4];
+    transpose(rows, column * kBytes, q);
+    float* at = to + column * stride;
+    for (int j = 0; j < 4; ++j) {
+      if constexpr (kType == DType::F32) {
+        storef(at + j * stride, as_float(q[j]));
+      } else if constexpr (kType == DType::BF16) {
+        storef(at + 2 * j * stride, as_float(left32<16>(q[j])));
+        storef(at + (2 * j + 1) * stride, as_float(bit_and(q[j], all32(static_cast<int32_t>(0xffff0000u)))));
+      } else if constexpr (kType == DType::F16) {
+        storef(at + 2 * j * stride, low_half(q[j]));
+        storef(at + (2 * j + 1) * stride, low_half(right32<16>(q[j])));
+      } else {
+        const VF s = loadf(scale);
+        for (int b = 0; b < 4; ++b) {
+          storef(at + (4 * j + b) * stride, mul(from_e4m3(bit_and(q[j], all32(255))), s));
+          q[j] = right32<8>(q[j]);
+        }
+      }
+    }
+  }
+  for (; column < columns; ++column)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      float v;
+      decode_row(kType, reinterpret_cast<const std::byte*>(rows[lane]) + column * kBytes, 1, &v);
+      to[column * stride + lane] = kType == DType::F8E4M3 ? v * scale[lane] : v;
+    }
+}
+
+// Adds the products over one stretch of R rows and kOutputs · kLanes outputs to the sums.
+template <int kOutputs, int R>
+void f32_tile(const float* panel, const float* const* x, int64_t columns, float* sums) {
+  VF acc[R][kOutputs];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < kOutputs; ++c) acc[r][c] = zerof();
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < columns; ++i) {
+    VF w[kOutputs];
+    for (int c = 0; c < kOutputs; ++c) w[c] = loadf(panel + (i * kOutputs + c) * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const VF xs = allf(x[r][i]);
+      for (int c = 0; c < kOutputs; ++c) acc[r][c] = fma(w[c], xs, acc[r][c]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < kOutputs; ++c) {
+      float* to = sums + (r * kOutputs + c) * kLanes;
+      storef(to, add(loadf(to), acc[r][c]));
+    }
+}
+
+template <int kOutputs, int... kRows>
+void f32_tiles(std::integer_sequence<int, kRows...>, const float* panel, const float* const* x, int64_t rows,
+               int64_t columns, float* sums) {
+  using Tile = void (*)(const float*, const float* const*, int64_t, float*);
+  static constexpr Tile kTiles[] = {f32_tile<kOutputs, kRows + 1>...};
+  const int64_t count = (rows + kF32Rows - 1) / kF32Rows;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t begin = rows * t / count, end = rows * (t + 1) / count;
+    kTiles[end - begin - 1](panel, x + begin, columns, sums + begin * kOutputs * kLanes);
+  }
+}
+
+// Outputs [n0, n1) in blocks of kOutputs · kLanes; `weights` are rows of kType, `stride` bytes apart, from output `first` on.
+template <DType kType, int kOutputs>
+void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, int64_t first, int64_t n0,
+                 int64_t n1) {
+  constexpr int64_t kBytes = kType == DType::F32      ? 4
+                             : kType == DType::F8E4M3 ? 1
+                                                      : 2,
+                    kSums = kOutputs * kLanes;
+  const int64_t k = job.w->k();
+  alignas(64) float panel[kF32Stretch * kSums];
+  const float* xs[kF32RowBlock];
+  alignas(64) float few_sums[16 * kSums];
+  for (int64_t r0 = 0; r0 < job.n_rows; r0 += kF32RowBlock) {
+    const int64_t rows = std::min(job.n_rows - r0, kF32RowBlock);
+    float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
+    for (int64_t n = n0; n < n1; n += kSums) {
+      std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
+      Ahead ahead(weights + (std::min(n + kSums, n1) - first) * stride,
+                  weights + (std::min(n + 2 * kSums, n1) - first) * stride,
+                  (k + kF32Stretch - 1) / kF32Stretch);
+      for (int64_t k0 = 0; k0 < k; k0 += kF32Stretch) {
+        const int64_t columns = std::min(k - k0, kF32Stretch);
+        ahead.next();
+        for (int c = 0; c < kOutputs; ++c) {
+          const uint8_t* at[kLanes];
+          alignas(64) float scale[kLanes];
+          for (int j = 0; j < kLanes; ++j) {
+            const int64_t row = std::min(n + c * kLanes + j, n1 - 1);
+            at[j] = weights + (row - first) * stride + k0 * kBytes;
+            if constexpr (kType == DType::F8E4M3) scale[j] = fp8_scale(*job.w, row, k0);
+          }
+          widen<kType>(at, columns, scale, panel + c * kLanes, kSums);
+        }
+        for (int64_t i = 0; i < rows; ++i) xs[i] = job.x_row(r0 + i) + k0;
+        f32_tiles<kOutputs>(std::make_integer_sequence<int, kF32Rows>(), panel, xs, rows, columns, sums);
+      }
+      const auto width = static_cast<size_t>(std::min(n1 - n, kSums)) * sizeof(float);
+      for (int64_t i = 0; i < rows; ++i) std::memcpy(job.y_row(r0 + i) + n, sums + i * kSums, width);
+    }
+  }
+}
+
+template <DType kType>
+void f32_typed(const ProductJob& job, const uint8_t* weights, int64_t stride, int64_t first, int64_t n0,
+               int64_t n1) {
+  if (n1 - n0 <= kLanes) return f32_outputs<kType, 1>(job, weights, stride, first, n0, n1);
+  f32_outputs<kType, kF32Panels>(job, weights, stride, first, n0, n1);
+}
+
+void f32_product(const ProductJob& job, int64_t n0, int64_t n1) {
+  const Weight& w = *job.w;
+  const auto* weights = reinterpret_cast<const uint8_t*>(w.data.data);
+  const int64_t stride = row_bytes(w.data.dtype, w.data.row_stride);
+  switch (w.data.dtype) {
+    case DType::BF16:
+      return f32_typed<DType::BF16>(job, weights, stride, 0, n0, n1);
+    case DType::F32:
+      return f32_typed<DType::F32>(job, weights, stride, 0, n0, n1);
+    case DType::F16:
+      return f32_typed<DType::F16>(job, weights, stride, 0, n0, n1);
+    case DType::F8E4M3:
+      return f32_typed<DType::F8E4M3>(job, weights, stride, 0, n0, n1);
+    default:
+      break;
+  }
+  // Any other format by whole rows, decoded once for all of x.
+  const int64_t k = w.k();
+  for (int64_t n = n0; n < n1; n += kLanes) {
+    const int64_t end = std::min(n + kLanes, n1);
+    float* decoded = thread_scratch(1, kLanes * k);
+    for (int64_t i = n; i < end; ++i) weight_row(w, i, decoded + (i - n) * k);
+    f32_typed<DType::F32>(job, reinterpret_cast<const uint8_t*>(decoded), k * 4, n, n, end);
+  }
+}
+
+}  // namespace quern::cpu::QUERN_LEVEL

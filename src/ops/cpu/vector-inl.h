@@ -1,0 +1,166 @@
+// The vectors of one level of product.h, in raw intrinsics: included by the levels' own files (no #pragma once), which name
+// the level's namespace in QUERN_LEVEL and set QUERN_WIDE (512-bit vectors) and QUERN_VNNI (dot products of four bytes in
+// one instruction). Lanes are outputs.
+
+namespace quern::cpu::QUERN_LEVEL {
+
+#if QUERN_WIDE
+using V = __m512i;
+using VF = __m512;
+inline constexpr int kLanes = 16;
+inline V bit_and(V a, V b) { return _mm512_and_si512(a, b); }
+inline V bit_or(V a, V b) { return _mm512_or_si512(a, b); }
+inline V bit_xor(V a, V b) { return _mm512_xor_si512(a, b); }
+template <int kBits>
+inline V right16(V a) {
+  return _mm512_srli_epi16(a, kBits);
+}
+template <int kBits>
+inline V left16(V a) {
+  return _mm512_slli_epi16(a, kBits);
+}
+template <int kBits>
+inline V right32(V a) {
+  return _mm512_srli_epi32(a, kBits);
+}
+template <int kBits>
+inline V left32(V a) {
+  return _mm512_slli_epi32(a, kBits);
+}
+inline V signed_byte3(V a) { return _mm512_srai_epi32(a, 24); }
+inline V left32(V a, __m128i bits) { return _mm512_sll_epi32(a, bits); }
+inline V add32(V a, V b) { return _mm512_add_epi32(a, b); }
+inline V zero() { return _mm512_setzero_si512(); }
+inline V all8(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+inline V all32(int32_t x) { return _mm512_set1_epi32(x); }
+inline V low32(V a, V b) { return _mm512_unpacklo_epi32(a, b); }
+inline V high32(V a, V b) { return _mm512_unpackhi_epi32(a, b); }
+inline V low64(V a, V b) { return _mm512_unpacklo_epi64(a, b); }
+inline V high64(V a, V b) { return _mm512_unpackhi_epi64(a, b); }
+inline V lookup(__m128i table, V i) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), i); }
+inline V shuffle(V v, __m128i order) { return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order)); }
+inline V load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store(uint8_t* p, V v) { _mm512_storeu_si512(p, v); }
+inline VF loadf(const float* p) { return _mm512_loadu_ps(p); }
+inline void storef(float* p, VF v) { _mm512_storeu_ps(p, v); }
+inline VF allf(float x) { return _mm512_set1_ps(x); }
+inline VF zerof() { return _mm512_setzero_ps(); }
+inline VF add(VF a, VF b) { return _mm512_add_ps(a, b); }
+inline VF mul(VF a, VF b) { return _mm512_mul_ps(a, b); }
+inline VF fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
+inline VF to_float(V v) { return _mm512_cvtepi32_ps(v); }
+inline VF as_float(V v) { return _mm512_castsi512_ps(v); }
+inline V as_bits(VF v) { return _mm512_castps_si512(v); }
+// a where v < n, else b
+inline VF where_less(V v, int32_t n, VF a, VF b) {
+  return _mm512_mask_blend_ps(_mm512_cmplt_epi32_mask(v, all32(n)), b, a);
+}
+inline VF halves(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline VF low_half(V v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
+inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
+  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
+  V v = _mm512_castsi128_si512(part(j));
+  v = _mm512_inserti32x4(v, part(j + 4), 1);
+  v = _mm512_inserti32x4(v, part(j + 8), 2);
+  return _mm512_inserti32x4(v, part(j + 12), 3);
+}
+#else
+using V = __m256i;
+using VF = __m256;
+inline constexpr int kLanes = 8;
+inline V bit_and(V a, V b) { return _mm256_and_si256(a, b); }
+inline V bit_or(V a, V b) { return _mm256_or_si256(a, b); }
+inline V bit_xor(V a, V b) { return _mm256_xor_si256(a, b); }
+template <int kBits>
+inline V right16(V a) {
+  return _mm256_srli_epi16(a, kBits);
+}
+template <int kBits>
+inline V left16(V a) {
+  return _mm256_slli_epi16(a, kBits);
+}
+template <int kBits>
+inline V right32(V a) {
+  return _mm256_srli_epi32(a, kBits);
+}
+template <int kBits>
+inline V left32(V a) {
+  return _mm256_slli_epi32(a, kBits);
+}
+inline V signed_byte3(V a) { return _mm256_srai_epi32(a, 24); }
+inline V left32(V a, __m128i bits) { return _mm256_sll_epi32(a, bits); }
+inline V add32(V a, V b) { return _mm256_add_epi32(a, b); }
+inline V zero() { return _mm256_setzero_si256(); }
+inline V all8(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+inline V all32(int32_t x) { return _mm256_set1_epi32(x); }
+inline V low32(V a, V b) { return _mm256_unpacklo_epi32(a, b); }
+inline V high32(V a, V b) { return _mm256_unpackhi_epi32(a, b); }
+inline V low64(V a, V b) { return _mm256_unpacklo_epi64(a, b); }
+inline V high64(V a, V b) { return _mm256_unpackhi_epi64(a, b); }
+inline V lookup(__m128i table, V i) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), i); }
+inline V shuffle(V v, __m128i order) { return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order)); }
+inline V load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store(uint8_t* p, V v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+inline VF loadf(const float* p) { return _mm256_loadu_ps(p); }
+inline void storef(float* p, VF v) { _mm256_storeu_ps(p, v); }
+inline VF allf(float x) { return _mm256_set1_ps(x); }
+inline VF zerof() { return _mm256_setzero_ps(); }
+inline VF add(VF a, VF b) { return _mm256_add_ps(a, b); }
+inline VF mul(VF a, VF b) { return _mm256_mul_ps(a, b); }
+inline VF fma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
+inline VF to_float(V v) { return _mm256_cvtepi32_ps(v); }
+inline VF as_float(V v) { return _mm256_castsi256_ps(v); }
+inline V as_bits(VF v) { return _mm256_castps_si256(v); }
+inline VF where_less(V v, int32_t n, VF a, VF b) {
+  return _mm256_blendv_ps(b, a, as_float(_mm256_cmpgt_epi32(all32(n), v)));
+}
+inline VF halves(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline VF low_half(V v) {
+  v = bit_and(v, all32(0xffff));
+  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
+inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
+  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(part(j)), part(j + 4), 1);
+}
+#endif
+
+inline constexpr int kVectorBytes = 4 * kLanes;
+
+// Bytes [at, at + 16) of every row: lane i of out[j] holds bytes 4j … 4j + 3 of row i.
+inline void transpose(const uint8_t* const* rows, int64_t at, V out[4]) {
+  const V r0 = load_rows(rows, 0, at), r1 = load_rows(rows, 1, at), r2 = load_rows(rows, 2, at),
+          r3 = load_rows(rows, 3, at);
+  const V a = low32(r0, r1), b = high32(r0, r1), c = low32(r2, r3), d = high32(r2, r3);
+  out[0] = low64(a, c);
+  out[1] = high64(a, c);
+  out[2] = low64(b, d);
+  out[3] = high64(b, d);
+}
+
+// OCP E4M3 bytes in the low bits of lanes; bit 7 is the sign.
+inline VF from_e4m3(V bytes) {
+  const V rest = bit_and(bytes, all32(0x7f));
+  VF v = where_less(rest, 8, mul(to_float(rest), allf(0x1p-9f)),
+                    as_float(add32(left32<20>(rest), all32(0x3c000000))));
+  v = where_less(rest, 0x7f, v, as_float(all32(0x7fc00000)));
+  return as_float(bit_or(as_bits(v), left32<24>(bit_xor(bytes, rest))));
+}
+
+// Asks memory for [at, end), a share at each call, in order: weights of outputs to come, while these are multiplied.
+struct Ahead {
+  const uint8_t *at, *end;
+  int64_t share;
+  Ahead(const uint8_t* begin, const uint8_t* end, int64_t calls)
+      : at(begin), end(end), share(((end - begin) / calls / 64 + 1) * 64) {}
+  void next() {
+    const uint8_t* stop = end - at < share ? end : at + share;
+    for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+  }
+};
+
+}  // namespace quern::cpu::QUERN_LEVEL
