@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "base/check.h"
@@ -29,7 +30,13 @@ const std::map<std::string_view, std::string_view>& formats() {
 #define TIME \
   "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 #define BYTE "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-#define LABEL "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+// At most 63 characters; no two hyphens side by side, which internationalised names keep for themselves. With at most
+// four of them a name is no longer than the 253 characters it may have.
+#define LABEL "(?:[A-Za-z0-9]{1,60}|[A-Za-z0-9](?:-?[A-Za-z0-9]){0,30})"
+#define SHORT_LABEL "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,13}"
+#define HOST "(?:" LABEL "(?:\\." LABEL "){0,3}|" SHORT_LABEL "(?:\\." SHORT_LABEL "){4,7})"
+#define URI_PLAIN "A-Za-z0-9._~!$&'()*+,;="
+#define URI_ESCAPE "%[0-9A-Fa-f]{2}"
   static const std::map<std::string_view, std::string_view> table = {
       {"date", DATE},
       {"time", TIME},
@@ -38,16 +45,22 @@ const std::map<std::string_view, std::string_view>& formats() {
        "P(?:[0-9]{1,4}W|[0-9]{1,4}D|(?:[0-9]{1,4}D)?T(?:[0-9]{1,4}H(?:[0-9]{1,4}M)?(?:[0-9]{1,4}S)?|[0-9]{1,"
        "4}M(?:[0-9]{1,4}S)?|[0-9]{1,4}S))"},
       {"uuid", "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"},
-      {"email", "[A-Za-z0-9_+-]{1,32}(?:\\.[A-Za-z0-9_+-]{1,20}){0,2}@" LABEL "(?:\\." LABEL "){1,2}"},
-      {"hostname", LABEL "(?:\\." LABEL "){0,3}"},
+      {"email", "[A-Za-z0-9_+-]{1,20}(?:\\.[A-Za-z0-9_+-]{1,20}){0,2}@" LABEL "(?:\\." LABEL "){1,2}"},
+      {"hostname", HOST},
       {"ipv4", BYTE "(?:\\." BYTE "){3}"},
       {"ipv6", "(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|::|::1|(?:[0-9a-fA-F]{1,4}:){1,6}:[0-9a-fA-F]{1,4}"},
-      {"uri", "[a-z][a-z0-9+.-]{1,15}://[A-Za-z0-9._~!$&()*+,;=:@/?%-]*"},
+      {"uri",
+       "[a-z][a-z0-9+.-]{1,15}://" HOST "(?::[0-9]{1,4})?(?:/(?:[" URI_PLAIN ":@/-]|" URI_ESCAPE
+       ")*)?(?:\\?(?:[" URI_PLAIN ":@/?-]|" URI_ESCAPE ")*)?(?:#(?:[" URI_PLAIN ":@/?-]|" URI_ESCAPE ")*)?"},
   };
 #undef DATE
 #undef TIME
 #undef BYTE
 #undef LABEL
+#undef SHORT_LABEL
+#undef HOST
+#undef URI_PLAIN
+#undef URI_ESCAPE
   return table;
 }
 
@@ -325,7 +338,9 @@ Id Compiler::values(const Json& schema, const Json& list, const std::string& pat
   std::vector<Id> parts;
   for (const Json& v : list.as_array()) {
     const std::string_view kind = kind_name(v.kind());
-    const bool fits = types.empty() || has(kind) || (kind == "integer" && has("number"));
+    const bool whole = kind == "integer" || (v.is_float() && std::trunc(v.as_double()) == v.as_double());
+    const bool fits =
+        types.empty() || has(kind) || (kind == "integer" && has("number")) || (whole && has("integer"));
     const bool listed = !filter.is_array() || std::find(filter.as_array().begin(), filter.as_array().end(),
                                                         v) != filter.as_array().end();
     if (fits && listed) parts.push_back(p_.literal(v));

@@ -1,5 +1,6 @@
 #include "text/grammar_number.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string>
@@ -12,6 +13,9 @@ namespace {
 using Id = GrammarSource::Id;
 
 constexpr int kIntDigits = 19, kFractionDigits = 20;
+// Decimals of so many digits are different doubles. Readers compare doubles, so a number that is to lie strictly
+// inside a bound has no more of them: 0.09999999999999999999 reads as 0.1.
+constexpr int kDoubleDigits = 15;
 
 struct Decimal {
   bool negative = false;
@@ -65,7 +69,8 @@ std::string minus_one(std::string n) {  // n > 0
 
 class Digits {
  public:
-  explicit Digits(GrammarSource& source) : s_(source) {}
+  // Fractions of at most `places` digits, those of the bounds included.
+  Digits(GrammarSource& source, int places) : s_(source), places_(places) {}
 
   Id range(char low, char high) {
     return s_.chars({{static_cast<char32_t>(low), static_cast<char32_t>(high)}});
@@ -96,7 +101,7 @@ class Digits {
   Id fraction_between(const std::string& F, const std::string& G, bool low_exclusive, bool high_exclusive) {
     return s_.seq({s_.bytes("."), between(F, G, 0, low_exclusive, high_exclusive)});
   }
-  Id any_fraction() { return s_.seq({s_.bytes("."), any(1, kFractionDigits)}); }
+  Id any_fraction() { return s_.seq({s_.bytes("."), any(1, places_)}); }
 
  private:
   Id same_length(const std::string& a, const std::string& b, size_t i) {
@@ -115,34 +120,39 @@ class Digits {
   }
 
   Id from(const std::string& F, size_t i, bool exclusive) {
-    const int left = kFractionDigits - static_cast<int>(i);
+    const int left = places_ - static_cast<int>(i);
     if (i == F.size()) {
-      if (!exclusive) return any(i == 0, left);
-      return s_.seq({s_.repeat(range('0', '0'), 0, left), range('1', '9'), any(0, left)});
+      return exclusive ? positive(left) : any(i == 0, left);
     }
     std::vector<Id> parts{s_.seq({range(F[i], F[i]), from(F, i + 1, exclusive)})};
-    if (F[i] < '9') parts.push_back(s_.seq({range(static_cast<char>(F[i] + 1), '9'), any(0, left)}));
+    if (F[i] < '9') parts.push_back(s_.seq({range(static_cast<char>(F[i] + 1), '9'), any(0, left - 1)}));
     return s_.alt(std::move(parts));
   }
 
   Id to(const std::string& F, size_t i, bool exclusive) {
-    const int left = kFractionDigits - static_cast<int>(i);
+    const int left = places_ - static_cast<int>(i);
     if (i == F.size()) return exclusive ? nothing() : s_.repeat(range('0', '0'), i == 0, left);
     std::vector<Id> parts{s_.seq({range(F[i], F[i]), to(F, i + 1, exclusive)})};
-    if (F[i] > '0') parts.push_back(s_.seq({range('0', static_cast<char>(F[i] - 1)), any(0, left)}));
+    if (F[i] > '0') parts.push_back(s_.seq({range('0', static_cast<char>(F[i] - 1)), any(0, left - 1)}));
     if (i > 0) parts.push_back(empty());
     return s_.alt(std::move(parts));
   }
 
+  // At most so many digits, not all of them zero.
+  Id positive(int left) {
+    if (left <= 0) return nothing();
+    return s_.alt(
+        {s_.seq({range('1', '9'), any(0, left - 1)}), s_.seq({range('0', '0'), positive(left - 1)})});
+  }
+
   // Like to(), but not zero.
   Id to_positive(const std::string& F, size_t i, bool exclusive) {
-    const int left = kFractionDigits - static_cast<int>(i);
+    const int left = places_ - static_cast<int>(i);
     if (i == F.size()) return nothing();
     if (F[i] == '0') return s_.seq({range('0', '0'), to_positive(F, i + 1, exclusive)});
-    const Id positive = s_.seq({s_.repeat(range('0', '0'), 0, left), range('1', '9'), any(0, left)});
-    std::vector<Id> parts{s_.seq({range('0', '0'), positive}),
+    std::vector<Id> parts{s_.seq({range('0', '0'), positive(left - 1)}),
                           s_.seq({range(F[i], F[i]), to(F, i + 1, exclusive)})};
-    if (F[i] > '1') parts.push_back(s_.seq({range('1', static_cast<char>(F[i] - 1)), any(0, left)}));
+    if (F[i] > '1') parts.push_back(s_.seq({range('1', static_cast<char>(F[i] - 1)), any(0, left - 1)}));
     return s_.alt(std::move(parts));
   }
 
@@ -154,12 +164,13 @@ class Digits {
     std::vector<Id> parts{s_.seq({range(F[i], F[i]), from(F, i + 1, low_exclusive)}),
                           s_.seq({range(G[i], G[i]), to(G, i + 1, high_exclusive)})};
     if (G[i] - F[i] > 1)
-      parts.push_back(
-          s_.seq({range(static_cast<char>(F[i] + 1), static_cast<char>(G[i] - 1)), any(0, kFractionDigits)}));
+      parts.push_back(s_.seq({range(static_cast<char>(F[i] + 1), static_cast<char>(G[i] - 1)),
+                              any(0, places_ - static_cast<int>(i) - 1)}));
     return s_.alt(std::move(parts));
   }
 
   GrammarSource& s_;
+  const int places_;
 };
 
 // A bound on a magnitude.
@@ -170,8 +181,33 @@ struct Bound {
 
 const Bound kHighest{std::string(kIntDigits, '9'), "", false};
 
-Id magnitudes(GrammarSource& s, const Bound& low, Bound high, bool integer) {
-  Digits d(s);
+// How many places a fraction may have so that numbers beside an exclusive bound are told from it.
+int places_beside(const Bound& bound) {
+  if (!bound.exclusive) return kFractionDigits;
+  const int whole = bound.whole == "0" ? 0 : static_cast<int>(bound.whole.size());
+  return std::max(0, kDoubleDigits - whole);
+}
+
+// The bound with at most `places` digits behind the point, moved inwards: what is cut off makes it inclusive.
+Bound shortened(Bound bound, int places, bool is_low) {
+  if (bound.fraction.size() <= static_cast<size_t>(places)) return bound;
+  bound.fraction.resize(static_cast<size_t>(places));
+  bound.exclusive = false;
+  if (is_low) {
+    std::string digits = plus_one(bound.whole + bound.fraction);
+    const size_t whole = digits.size() - bound.fraction.size();
+    bound.whole = digits.substr(0, whole);
+    bound.fraction = digits.substr(whole);
+  }
+  while (!bound.fraction.empty() && bound.fraction.back() == '0') bound.fraction.pop_back();
+  return bound;
+}
+
+Id magnitudes(GrammarSource& s, Bound low, Bound high, bool integer) {
+  const int places = integer ? kFractionDigits : std::min(places_beside(low), places_beside(high));
+  low = shortened(std::move(low), places, true);
+  high = shortened(std::move(high), places, false);
+  Digits d(s, places);
   if (high.whole.size() > kIntDigits) high = kHighest;
   if (low.whole.size() > kIntDigits) throw Error("a bound beyond 19 digits");
   // The whole numbers, with any fraction strictly inside the bounds' own.
@@ -190,18 +226,22 @@ Id magnitudes(GrammarSource& s, const Bound& low, Bound high, bool integer) {
   const bool low_itself = low.fraction.empty() && !low.exclusive;
   const bool high_itself = !high.fraction.empty() || !high.exclusive;
   if (order == 0) {
-    std::vector<Id> tails{d.fraction_between(low.fraction, high.fraction, low.exclusive, high.exclusive)};
+    std::vector<Id> tails;
+    if (places > 0)
+      tails.push_back(d.fraction_between(low.fraction, high.fraction, low.exclusive, high.exclusive));
     if (low_itself && high_itself) tails.push_back(d.empty());
     return s.seq({s.bytes(low.whole), s.alt(std::move(tails))});
   }
-  std::vector<Id> tails{d.fraction_from(low.fraction, low.exclusive)};
+  std::vector<Id> tails;
+  if (places > 0) tails.push_back(d.fraction_from(low.fraction, low.exclusive));
   if (low_itself) tails.push_back(d.empty());
   parts.push_back(s.seq({s.bytes(low.whole), s.alt(std::move(tails))}));
-  tails = {d.fraction_to(high.fraction, high.exclusive)};
+  tails.clear();
+  if (places > 0) tails.push_back(d.fraction_to(high.fraction, high.exclusive));
   if (high_itself) tails.push_back(d.empty());
   parts.push_back(s.seq({s.bytes(high.whole), s.alt(std::move(tails))}));
-  parts.push_back(
-      s.seq({d.naturals(plus_one(low.whole), minus_one(high.whole)), s.optional(d.any_fraction())}));
+  const Id between = d.naturals(plus_one(low.whole), minus_one(high.whole));
+  parts.push_back(places > 0 ? s.seq({between, s.optional(d.any_fraction())}) : between);
   return s.alt(std::move(parts));
 }
 
@@ -223,7 +263,7 @@ Id bounded(GrammarSource& s, const NumberBounds& b, bool integer) {
 }
 
 Id unbounded_integer(GrammarSource& s) {
-  Digits d(s);
+  Digits d(s, kFractionDigits);
   return s.seq({s.optional(s.bytes("-")),
                 s.alt({s.bytes("0"), s.seq({d.range('1', '9'), d.any(0, kIntDigits - 1)})})});
 }
@@ -236,7 +276,7 @@ Id json_integer(GrammarSource& s, const NumberBounds& b) {
 
 Id json_number(GrammarSource& s, const NumberBounds& b) {
   if (b.min || b.max) return bounded(s, b, false);
-  Digits d(s);
+  Digits d(s, kFractionDigits);
   const Id exponent =
       s.seq({s.chars({{'E', 'E'}, {'e', 'e'}}), s.optional(s.chars({{'+', '+'}, {'-', '-'}})), d.any(1, 2)});
   return s.seq({unbounded_integer(s), s.optional(d.any_fraction()), s.optional(exponent)});

@@ -14,7 +14,7 @@ struct NumberBounds {
 };
 
 // JSON numbers, or integers, within the bounds; nothing matches where there are none. Throws Error("…") where
-// a bound is too large to be told from its neighbours.
+// a bound is too large to be told from its neighbours. What lies strictly inside a bound does so as a double, too.
 GrammarSource::Id json_number(GrammarSource& source, const NumberBounds& bounds);
 GrammarSource::Id json_integer(GrammarSource& source, const NumberBounds& bounds);
 

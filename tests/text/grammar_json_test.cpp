@@ -208,6 +208,43 @@ TEST(GrammarJson, bounded_numbers_are_taken_exactly_within_their_bounds) {
   }
 }
 
+// Readers compare doubles: a decimal strictly inside a bound that reads as the bound would be refused.
+TEST(GrammarJson, what_lies_inside_an_exclusive_bound_does_so_as_a_double) {
+  const auto below = schema(R"({"type":"number","exclusiveMaximum":0.1})");
+  for (const char* text : {"0.09", "0.099999999999999", "0", "-5.5", "-0.1"})
+    EXPECT_TRUE(takes(below, text)) << text;
+  for (const char* text : {"0.09999999999999999999", "0.0999999999999999999", "0.1", "0.10"})
+    EXPECT_FALSE(takes(below, text)) << text;
+  const auto sharp = schema(R"({"type":"number","exclusiveMinimum":0.30000000000000004})");  // of 17 digits
+  for (const char* text : {"0.300000000000001", "0.4", "1"}) EXPECT_TRUE(takes(sharp, text)) << text;
+  for (const char* text : {"0.3", "0.30000000000000004", "0.30000000000000005", "0.300000000000000"})
+    EXPECT_FALSE(takes(sharp, text)) << text;
+  const auto large = schema(R"({"type":"number","exclusiveMinimum":1e15,"exclusiveMaximum":1e16})");
+  for (const char* text : {"1000000000000001", "9999999999999999"}) EXPECT_TRUE(takes(large, text)) << text;
+  for (const char* text : {"1000000000000000", "1000000000000000.01", "9999999999999999.9"})
+    EXPECT_FALSE(takes(large, text)) << text;
+  const auto inclusive = schema(R"({"type":"number","minimum":0,"maximum":0.1})");
+  EXPECT_TRUE(takes(inclusive, "0.09999999999999999999"));
+  const uint64_t seed = std::random_device{}();
+  std::mt19937_64 rng(seed);
+  for (int round = 0; round < 60; ++round) {
+    const double low = static_cast<double>(rng() % 100000) / 997.0,
+                 high = low + 1e-7 * static_cast<double>(rng() % 100000 + 10);
+    Json s;
+    s.set("type", "number");
+    s.set("exclusiveMinimum", low);
+    s.set("exclusiveMaximum", high);
+    const auto grammar = compile_json_schema(tiny().grammar, s);
+    for (int walk = 0; walk < 20; ++walk) {
+      const auto ids = test::random_walk(GrammarMatcher(grammar), rng, 80);
+      if (!ids) continue;
+      const double v = parse_json(tiny().tokenizer.decode(*ids)).as_double();
+      EXPECT_TRUE(low < v && v < high)
+          << write_json(s) << " made " << tiny().tokenizer.decode(*ids) << ", seed " << seed;
+    }
+  }
+}
+
 TEST(GrammarJson, any_json_takes_json_and_nothing_else) {
   const auto any = compile_any_json(tiny().grammar);
   const auto object = compile_any_json(tiny().grammar, true, {2});
