@@ -205,6 +205,12 @@ GrammarPtr Chat::grammar_for(const ChatRequest& request, bool thinking) {
   std::string key =
       fmt::format("{} {} ", forced ? 100 + static_cast<int>(request.tool_use) : static_cast<int>(format.kind),
                   options.leading_line_feeds);
+  // The format is the answer's; on the way to it the model may still call.
+  if (!forced && request.tool_use == ToolUse::Auto && request.tools.is_array()) {
+    options.or_calls_of = &request.tools;
+    options.parallel_calls = request.parallel_tool_calls;
+    key += fmt::format("{} {} ", request.parallel_tool_calls, write_json(request.tools));
+  }
   if (forced)
     key += fmt::format("{} {} {}", request.parallel_tool_calls, request.tool_name, write_json(request.tools));
   else

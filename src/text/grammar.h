@@ -83,6 +83,9 @@ class GrammarMatcher {
 struct GrammarOptions {
   // So many line feeds may come before the text: models write two after </think>.
   int leading_line_feeds = 0;
+  // Not null: instead of the text there may be calls of these tools, as ToolChoice::Auto has them.
+  const Json* or_calls_of = nullptr;
+  bool parallel_calls = true;
 };
 
 using GrammarPtr = std::shared_ptr<const Grammar>;

@@ -14,8 +14,12 @@ namespace {
 GrammarPtr finish(GrammarVocabularyPtr vocabulary, GrammarSource& source, GrammarSource::Id text,
                   const GrammarOptions& options) {
   source.root = text;
+  if (options.or_calls_of) {
+    const ToolGrammar choice{ToolChoice::Auto, "", options.parallel_calls};
+    source.root = source.alt({text, call_list(source, *vocabulary, *options.or_calls_of, choice)});
+  }
   if (options.leading_line_feeds > 0)
-    source.root = source.seq({source.repeat(source.bytes("\n"), 0, options.leading_line_feeds), text});
+    source.root = source.seq({source.repeat(source.bytes("\n"), 0, options.leading_line_feeds), source.root});
   return std::make_shared<const Grammar>(std::move(vocabulary), source);
 }
 

@@ -15,7 +15,7 @@ namespace {
 using Id = GrammarSource::Id;
 constexpr int kUnbounded = GrammarSource::kUnbounded;
 constexpr std::string_view kParameterEnd = "\n</parameter>\n";
-constexpr size_t kMaxTools = 1000;
+constexpr size_t kMaxTools = 1024;
 
 // Could a value that fits be a string? Such values are written without quotes.
 enum class Stringness { Never, Maybe, Only };
@@ -167,8 +167,8 @@ class ToolCompiler {
 
 }  // namespace
 
-Id tool_calls(GrammarSource& s, const GrammarVocabulary& vocabulary, const Json& tools,
-              const ToolGrammar& choice) {
+Id call_list(GrammarSource& s, const GrammarVocabulary& vocabulary, const Json& tools,
+             const ToolGrammar& choice) {
   if (!tools.is_array() || tools.size() == 0) throw Error("tools: expected at least one");
   if (tools.size() > kMaxTools) throw Error(fmt::format("tools: more than {}", kMaxTools));
   ToolCompiler compiler(s, vocabulary);
@@ -196,8 +196,13 @@ Id tool_calls(GrammarSource& s, const GrammarVocabulary& vocabulary, const Json&
   if (functions.empty()) throw Error(fmt::format("tools: there is no function '{}'", choice.name));
   const Id call = s.seq({compiler.tag("<tool_call>"), s.bytes("\n"), s.alt(std::move(functions)),
                          compiler.tag("</tool_call>")});
-  Id calls = call;
-  if (choice.parallel) calls = s.seq({call, s.repeat(s.seq({s.bytes("\n"), call}), 0, kUnbounded)});
+  if (!choice.parallel) return call;
+  return s.seq({call, s.repeat(s.seq({s.bytes("\n"), call}), 0, kUnbounded)});
+}
+
+Id tool_calls(GrammarSource& s, const GrammarVocabulary& vocabulary, const Json& tools,
+              const ToolGrammar& choice) {
+  const Id calls = call_list(s, vocabulary, tools, choice);
   if (choice.choice != ToolChoice::Auto) return calls;
   if (!vocabulary.find_added("<tool_call>"))
     throw Error("tools: the vocabulary has no token <tool_call> to tell a call from text");
