@@ -17,7 +17,8 @@ class GrammarPlace {
   GrammarPlace() = default;
   explicit GrammarPlace(const Request& request);
 
-  bool active() const { return matcher_.has_value(); }  // whether the next id is bound by the grammar
+  bool active() const { return matcher_.has_value(); }    // whether the next id is bound by the grammar
+  bool awaited() const { return grammar_ && !matcher_; }  // whether it is still to begin
   // The reply's next id. False: the grammar does not allow it, and nothing has changed.
   bool take(int32_t id);
   // Bits of the ids that take would take; all of `bits` is written.

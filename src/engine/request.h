@@ -42,7 +42,9 @@ struct Request {
                                          // message), any order
 
   std::shared_ptr<const Grammar> grammar;  // null: none
-  int32_t grammar_after_id = -1;  // the grammar starts after this id was generated; -1: at the first token
+  // The grammar starts after this id was generated; -1: at the first token. Until then no stop id is chosen: a reply
+  // that ends before its grammar has begun does not match it.
+  int32_t grammar_after_id = -1;
 
   int64_t thinking_budget = -1;  // ≥ 0: after so many ids without thinking_end_id, the ids below are forced
   int32_t thinking_end_id = -1;

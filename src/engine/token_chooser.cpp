@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 
@@ -96,13 +97,24 @@ void TokenChooser::fill(SamplingRow& row, const ChoiceRow& choice) {
     place.fill_mask(mask_);
     row.mask = stage(std::span<const uint32_t>(mask_));
   }
-  if (!p.logit_bias.empty()) {
+  const bool may_not_stop = place.awaited() && !reply.request().stop_ids.empty();
+  if (!p.logit_bias.empty() || may_not_stop) {
     std::vector<int32_t> ids;
     std::vector<float> bias;
+    const auto& stops = reply.request().stop_ids;
     for (const auto& [id, value] : p.logit_bias) {
+      if (may_not_stop && std::find(stops.begin(), stops.end(), id) != stops.end()) continue;
       ids.push_back(id);
       bias.push_back(value);
     }
+    if (may_not_stop)
+      for (size_t i = 0; i < stops.size(); ++i) {
+        if (std::find(stops.begin(), stops.begin() + static_cast<int64_t>(i), stops[i]) <
+            stops.begin() + static_cast<int64_t>(i))
+          continue;
+        ids.push_back(stops[i]);
+        bias.push_back(-std::numeric_limits<float>::infinity());
+      }
     row.bias_ids = stage(std::span<const int32_t>(ids));
     row.bias = stage(std::span<const float>(bias));
     row.n_bias = static_cast<int32_t>(ids.size());

@@ -5,9 +5,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -158,6 +160,13 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
       else if (r.grammar && i == r.grammar_after_id)
         matcher.emplace(r.grammar);
     }
+    // No stop while the grammar is still to begin.
+    if (r.grammar && !matcher)
+      for (const int32_t stop : std::set<int32_t>(r.stop_ids.begin(), r.stop_ids.end())) {
+        bias_ids.push_back(stop), bias.push_back(-std::numeric_limits<float>::infinity());
+        row.bias_ids = bias_ids.data(), row.bias = bias.data(),
+        row.n_bias = static_cast<int32_t>(bias.size());
+      }
     const auto spoken = static_cast<int64_t>(said.size());
     const bool dictated = r.thinking_budget >= 0 && spoken >= r.thinking_budget &&
                           spoken - r.thinking_budget < static_cast<int64_t>(r.thinking_close.size()) &&
