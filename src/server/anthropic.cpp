@@ -212,6 +212,12 @@ class AnthropicWriter : public ReplyWriter {
         start(out);
         return;
       case Piece::Kind::CallEnd:
+        // An input is an object, which half a call has not: it is told as the text it is. In a stream its deltas have
+        // gone out, and stop_reason says that there is no more of them.
+        if (!piece.complete && !stream_) {
+          block_ = Block::Text;
+          text_ = piece.text;
+        }
         return close(out);
       case Piece::Kind::CallArguments:
         break;
@@ -324,20 +330,11 @@ class AnthropicWriter : public ReplyWriter {
         blocks_ += '}';
       } else {
         blocks_ += fmt::format(R"({{"type":"tool_use","id":"{}","name":{},"input":{}}})", tool_id_,
-                               tool_name_, is_object(text_) ? text_ : "{}");
+                               tool_name_, text_);
       }
     }
     ++index_;
     block_ = Block::None;
-  }
-
-  // A call cut short by a limit has arguments that are no JSON yet.
-  static bool is_object(const std::string& text) {
-    try {
-      return parse_json(text).is_object();
-    } catch (const Error&) {
-      return false;
-    }
   }
 
   const std::string id_, model_;

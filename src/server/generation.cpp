@@ -192,9 +192,9 @@ void Generation::hand_over(const std::vector<OutputEvent>& events, int32_t reply
         break;
       case OutputEvent::Kind::CallEnd:
         state.call_open = false;
-        if (!event.complete) continue;
-        ++state.calls;
+        state.calls += event.complete;
         piece.kind = Piece::Kind::CallEnd;
+        piece.complete = event.complete;
         break;
       case OutputEvent::Kind::Stop:
         state.stop_string = setup_.stop[static_cast<size_t>(event.index)];

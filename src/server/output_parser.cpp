@@ -384,6 +384,7 @@ void OutputParser::open_call(size_t at, bool wrapped) {
   std::string name;
   size_t end = 0;
   match_header(at, true, name, end);
+  written_.assign(pending_, 0, end);
   consume(end);
   begin_call(std::move(name));
 }
@@ -531,8 +532,12 @@ bool OutputParser::step_value(bool at_end) {
 
 // Closes the JSON; a call cut short by a limit stays open.
 void OutputParser::end_function(bool complete) {
-  if (complete) arguments(first_parameter_ ? "{}" : "}");
-  emit({.kind = Kind::CallEnd, .index = index_, .complete = complete});
+  if (complete)
+    arguments(first_parameter_ ? "{}" : "}");
+  else if (first_parameter_)
+    arguments("{");
+  emit({.kind = Kind::CallEnd, .text = complete ? "" : written_, .index = index_, .complete = complete});
+  std::string().swap(written_);
   ++index_;
   calls_ += complete;
   if (!tentative_ && options_.max_calls > 0 && calls_ >= options_.max_calls) {
@@ -660,6 +665,7 @@ bool OutputParser::step_json(bool at_end) {
 
 void OutputParser::consume(size_t n) {
   if (tentative_) held_.append(pending_, 0, n);
+  if (state_ == State::Between || state_ == State::Value) written_.append(pending_, 0, n);
   pending_.erase(0, n);
   marks_.erase(0, n);
 }

@@ -22,7 +22,8 @@
 // Values. One newline (LF or CRLF) after <parameter=KEY> and one in front of </parameter> belong to the tags; every other
 //   byte is the value. </parameter> closes only where <parameter=, </function>, </tool_call> or the end follows, so
 //   that a value may hold the tag. A value of type string streams; one of another type is converted when complete
-//   (tool_schema.h). The deltas of a call are one JSON object.
+//   (tool_schema.h). The deltas of a call are one JSON object; of a call that a limit cut short they are the beginning
+//   of one, "{" at least, which no reader takes for the whole.
 // Stop strings are looked for in the answer: not in reasoning, not in calls. The stop that is complete first counts, of
 //   those complete at the same byte the longest. Only what may still become a stop is held back.
 // Bytes that are not UTF-8 become U+FFFD, one for each maximal prefix; an incomplete tail waits for its rest.
@@ -45,9 +46,9 @@ struct OutputEvent {
     Content,        // text
     CallBegin,      // index, name
     CallArguments,  // index, text: the next piece of the arguments' JSON
-    CallEnd,        // index; complete: false where a limit cut the call short, and its JSON with it
-    Stop,           // index of the stop string; nothing follows
-    Enough,         // max_calls calls are complete; nothing follows
+    CallEnd,  // index; complete: false where a limit cut the call short; text is then the call as written
+    Stop,     // index of the stop string; nothing follows
+    Enough,   // max_calls calls are complete; nothing follows
   };
   Kind kind;
   std::string text = {};
@@ -149,6 +150,7 @@ class OutputParser {
   std::string held_stop_;      // what may become a stop string
   std::string held_space_;     // after a call
 
+  std::string written_;   // of the call that is open, tags included
   bool wrapped_ = false;  // <tool_call> opened this call
   int index_ = 0, calls_ = 0;
   std::string name_;

@@ -29,13 +29,14 @@ struct Piece {
     Content,
     CallBegin,      // id and name
     CallArguments,  // text: the next part of the JSON
-    CallEnd,
-    Logprobs,  // of tokens whose text has come or will come
+    CallEnd,        // complete: false where a limit cut it short; text is then the call as the model wrote it
+    Logprobs,       // of tokens whose text has come or will come
   };
   Kind kind = Kind::Content;
   int32_t reply = 0;
   std::string text;
   int32_t call = 0;  // of the reply, from 0
+  bool complete = true;
   std::string id, name;
   std::vector<LogprobEntry> logprobs;
 };

@@ -223,7 +223,7 @@ class ResponsesWriter : public ReplyWriter {
         open(Item::Call, out);
         return;
       case Piece::Kind::CallEnd:
-        return close("completed", out);
+        return close(piece.complete ? "completed" : "incomplete", out);
       case Piece::Kind::CallArguments:
         break;
       case Piece::Kind::Logprobs:

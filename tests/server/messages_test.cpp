@@ -1,6 +1,7 @@
 // Anthropic's messages: the order of events, blocks, usage, faults.
 #include <gtest/gtest.h>
 
+#include "server/apis.h"
 #include "server/scripted_server.h"
 
 namespace quern {
@@ -21,70 +22,13 @@ std::string body_of(const std::string& more,
          (more.empty() ? "" : "," + more) + "}";
 }
 
-// Joins the events back into the message that a whole answer would be, checking their order.
-Json join(Client& client) {
-  Json message;
-  int64_t open = -1;
-  std::string partial;
-  bool stopped = false;
-  while (auto event = client.next_event()) {
-    EXPECT_FALSE(stopped);
-    const Json data = parse_json(event->data);
-    EXPECT_EQ(at(data, "type").as_string(), event->event);
-    if (event->event == "ping") continue;
-    if (event->event == "message_start") {
-      EXPECT_TRUE(message.is_null());
-      message = at(data, "message");
-    } else if (event->event == "content_block_start") {
-      EXPECT_EQ(open, -1);
-      open = at(data, "index").as_int();
-      Json content = at(message, "content");
-      EXPECT_EQ(open, static_cast<int64_t>(content.size()));
-      content.push_back(at(data, "content_block"));
-      message.set("content", content);
-      partial.clear();
-    } else if (event->event == "content_block_delta") {
-      EXPECT_EQ(at(data, "index").as_int(), open);
-      Json content = at(message, "content");
-      Json& block = content.as_array().back();
-      const Json& delta = at(data, "delta");
-      const std::string& type = at(delta, "type").as_string();
-      if (type == "text_delta")
-        block.set("text", at(block, "text").as_string() + at(delta, "text").as_string());
-      if (type == "thinking_delta")
-        block.set("thinking", at(block, "thinking").as_string() + at(delta, "thinking").as_string());
-      if (type == "signature_delta") block.set("signature", at(delta, "signature"));
-      if (type == "input_json_delta") partial += at(delta, "partial_json").as_string();
-      message.set("content", content);
-    } else if (event->event == "content_block_stop") {
-      EXPECT_EQ(at(data, "index").as_int(), open);
-      open = -1;
-      if (!partial.empty()) {
-        Json content = at(message, "content");
-        content.as_array().back().set("input", parse_json(partial));
-        message.set("content", content);
-      }
-    } else if (event->event == "message_delta") {
-      message.set("stop_reason", at(data, "delta", "stop_reason"));
-      message.set("stop_sequence", at(data, "delta", "stop_sequence"));
-      message.set("usage", at(data, "usage"));
-    } else if (event->event == "message_stop") {
-      stopped = true;
-    } else {
-      ADD_FAILURE() << event->event;
-    }
-  }
-  EXPECT_TRUE(stopped);
-  return message;
-}
-
-Json stream(const ScriptedServer& server, const std::string& body) {
+Json stream(const TestServer& server, const std::string& body) {
   Client client(server.port());
   client.send(Client::request_text("POST", "/v1/messages", body));
   Reply head;
   EXPECT_TRUE(client.read_head(head));
   EXPECT_EQ(head.status, 200);
-  return join(client);
+  return read_message_stream(client);
 }
 
 TEST(Messages, events_join_to_what_the_whole_says) {
