@@ -13,7 +13,9 @@
 #include "commands.h"
 #include "model/config.h"
 #include "model/memory_plan.h"
+#include "model_flags.h"
 #include "progress_bar.h"
+#include "tensor/random_fill.h"
 
 namespace quern {
 namespace {
@@ -105,42 +107,60 @@ int64_t memory_of_host() {
   return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(::sysconf(_SC_PAGE_SIZE));
 }
 
-void print_plan(const MemoryPlan& p, const Config& c, int64_t context, const std::string& kv) {
+// Returns whether the machine can hold it.
+bool print_plan(const MemoryPlan& p, const Config& c, const Machine& machine, int64_t context,
+                int64_t sequences, const std::string& kv) {
+  const bool cuda = machine.device == DeviceType::Cuda;
+  const char* place = cuda ? "on the GPU" : "mapped";
   const auto row = [](const char* what, int64_t bytes, const std::string& where) {
     fmt::print("  {:<22} {:>12}  {}\n", what, bytes_text(bytes), where);
   };
-  fmt::print("plan (CPU, {} keys and values, {} tokens of context)\n", kv, context);
-  row("dense weights", p.dense, "mapped, read whole for every token");
-  row("experts", p.experts, fmt::format("mapped, {} of {} read a token", c.top_k, c.n_experts));
-  row("embedding", p.embedding, "mapped, one row a token");
-  if (p.head > 0) row("head", p.head, "mapped, read whole for every token");
+  fmt::print("plan ({}, {} keys and values, {} sequence{} of {} tokens)\n", cuda ? "CUDA" : "CPU", kv,
+             sequences, sequences == 1 ? "" : "s", context);
+  row("dense weights", p.dense, fmt::format("{}, read whole for every token", place));
+  row("experts", p.experts, fmt::format("{}, {} of {} read a token", place, c.top_k, c.n_experts));
+  row("embedding", p.embedding, fmt::format("{}, one row a token", place));
+  if (p.head > 0) row("head", p.head, fmt::format("{}, read whole for every token", place));
   row("n-gram table", p.table,
-      fmt::format("mapped, {} rows a token; never resident as a whole", c.ple.n_heads()));
-  if (p.mtp + p.mtp_experts > 0) row("draft block", p.mtp + p.mtp_experts, "mapped, read when drafting");
-  if (p.vision > 0) row("vision tower", p.vision, "mapped, read for images");
+      cuda ? fmt::format("in RAM, pinned, {} rows a token over the bus", c.ple.n_heads())
+           : fmt::format("mapped, {} rows a token; never resident as a whole", c.ple.n_heads()));
+  if (p.mtp + p.mtp_experts > 0)
+    row("draft block", p.mtp + p.mtp_experts, fmt::format("{}, read when drafting", place));
+  if (p.vision > 0) row("vision tower", p.vision, fmt::format("{}, read for images", place));
   fmt::print("one sequence\n");
   row("keys and values", p.kv_per_token, "a token");
   row("index keys", p.index_per_token, "a token, float32");
   row("page of 64 tokens", p.page(), "");
   row("delta net and rows", p.state(), "whatever the length");
-  const int64_t sequence = p.state() + (context + 63) / 64 * p.page();
-  row("at this context", sequence, "");
+  row("at this context", p.sequence(context), "");
   fmt::print("reads for one token\n");
   row("weights", p.weights_per_token,
       fmt::format("experts {}, n-gram rows {}", bytes_text(p.experts_per_token),
                   bytes_text(p.table_per_token)));
   row("state", p.state(), "and written back");
   row("keys", p.context_per_token(c, context), "at this context");
-  const int64_t resident = p.weights() - p.table + sequence;
-  const int64_t host = memory_of_host();
+  const Fit f = fit(p, machine, context, sequences);
   fmt::print("memory\n");
-  row("wanted", resident, "weights without the n-gram table, one sequence at this context");
-  row("this machine", host, "");
-  if (resident > host)
-    fmt::print(
-        "  short of {}: experts will be read from the disk again and again; a smaller --type (quern convert) "
-        "or --ctx fits\n",
-        bytes_text(resident - host));
+  if (cuda) {
+    row("GPU holds", f.vram_held,
+        fmt::format("weights, {} for a step, pages and state", bytes_text(kCudaStepBytes)));
+    row("GPU has", machine.vram, "");
+  }
+  row("RAM holds", f.ram_held, cuda ? "the n-gram table" : "pages and state");
+  if (!cuda)
+    row("RAM caches", f.ram_mapped, "mapped weights without the n-gram table, dropped where RAM is short");
+  row("RAM is", machine.ram, "");
+  if (!f.refusal.empty()) {
+    fmt::print("does not fit: {}\n", f.refusal);
+    return false;
+  }
+  fmt::print("fits; the longest context for so many sequences is {} tokens\n",
+             std::min<int64_t>(f.largest_context, c.max_positions));
+  if (const int64_t left = machine.ram - f.ram_held; f.ram_mapped > left)
+    fmt::print("but {} of the mapped weights do not stay in RAM: up to {} a token come from the disk\n",
+               bytes_text(f.ram_mapped - left),
+               bytes_text(std::min(p.weights_per_token, f.ram_mapped - left)));
+  return true;
 }
 
 }  // namespace
@@ -149,14 +169,24 @@ int inspect_main(int argc, char** argv) {
   CLI::App app("Prints a model's config, its tensors, their formats and bytes.");
   std::string model, kv = "bf16";
   bool plan = false, each = false;
-  int64_t context = 0;
+  int64_t context = 0, sequences = 1;
+  uint64_t ram = 0, vram = 0;
+  std::string device = "cpu";
   app.add_option("MODEL", model, "a model's folder or file")->required();
   app.add_flag("--plan", plan, "what will lie where, and what each token reads");
   app.add_flag("--tensors", each, "list every tensor by name");
   app.add_option("--ctx", context, "tokens of context of the plan (default: the model's limit)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+  app.add_option("--sequences", sequences, "of the plan, side by side")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_option("--device", device, "of the plan: cpu or cuda[:i]")->capture_default_str();
+  app.add_option("--ram", ram, "memory of the plan's machine, as in 64GiB (default: this machine's)")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--vram", vram, "memory of its GPU (default: what this machine's has)")
+      ->transform(CLI::AsSizeValue(false));
   app.add_option("--kv", kv, "type of keys and values of the plan")
-      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
       ->capture_default_str();
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
@@ -166,9 +196,19 @@ int inspect_main(int argc, char** argv) {
   if (has_config || plan) {
     const Config config = read_config(*checkpoint);
     if (plan) {
-      print_plan(plan_memory(*checkpoint, config, kv == "f32" ? 4 : 2), config,
-                 context > 0 ? context : config.max_positions, kv);
-      return 0;
+      Machine machine;
+      if (device.starts_with("cuda")) {
+        machine.device = DeviceType::Cuda;
+        // A machine that is only described needs no GPU here.
+        machine.vram = vram > 0 ? static_cast<int64_t>(vram) : device_memory(parse_device(device)).total;
+      } else {
+        parse_device(device);
+      }
+      machine.ram = ram > 0 ? static_cast<int64_t>(ram) : memory_of_host();
+      return print_plan(plan_memory(*checkpoint, config, kv == "f32" ? 4 : 2), config, machine,
+                        context > 0 ? context : config.max_positions, sequences, kv)
+                 ? 0
+                 : 1;
     }
     print_config(config);
   }

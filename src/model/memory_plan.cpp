@@ -1,5 +1,7 @@
 #include "model/memory_plan.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 namespace quern {
@@ -79,6 +81,42 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& c, int kv_byt
 int64_t MemoryPlan::context_per_token(const Config& c, int64_t n) const {
   const int64_t selected = std::min<int64_t>(n, c.indexer.budget + c.indexer.block_ratio - 1);
   return selected * kv_per_token + n * index_per_token;
+}
+
+Fit fit(const MemoryPlan& p, const Machine& machine, int64_t context, int64_t sequences) {
+  const auto gib = [](int64_t bytes) {
+    return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+  };
+  const bool cuda = machine.device == DeviceType::Cuda;
+  const int64_t weights = p.weights() - p.table, caches = sequences * p.sequence(context);
+  Fit f;
+  f.ram_held = cuda ? p.table : caches;
+  f.ram_mapped = cuda ? 0 : weights;
+  f.vram_held = cuda ? weights + kCudaStepBytes + caches : 0;
+
+  const int64_t fixed = cuda ? weights + kCudaStepBytes : 0,
+                room = (cuda ? machine.vram : machine.ram) - fixed;
+  const int64_t pages = room / sequences - p.state();
+  if (pages >= p.page()) f.largest_context = pages / p.page() * 64;
+  if (cuda && p.table > machine.ram) {
+    f.refusal = fmt::format(
+        "the n-gram table wants {} of RAM, {} are there: {} short; --device cpu reads it from the files",
+        gib(p.table), gib(machine.ram), gib(p.table - machine.ram));
+    f.largest_context = 0;
+  } else if (cuda && room < 0) {
+    f.refusal = fmt::format(
+        "the weights and a step want {} of GPU memory, {} are there: {} short; a smaller type (quern "
+        "convert) or "
+        "--device cpu fits",
+        gib(fixed), gib(machine.vram), gib(-room));
+  } else if (caches > room) {
+    f.refusal = fmt::format(
+        "{} sequence{} of {} tokens want {} of {}, {} are left for them: {} short; {}", sequences,
+        sequences == 1 ? "" : "s", context, gib(caches), cuda ? "GPU memory" : "RAM", gib(room),
+        gib(caches - room),
+        f.largest_context > 0 ? fmt::format("--ctx {} fits", f.largest_context) : "fewer sequences fit");
+  }
+  return f;
 }
 
 }  // namespace quern

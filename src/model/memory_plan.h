@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
 #include "model/config.h"
 #include "model/tensor_list.h"
+#include "tensor/device.h"
 
 namespace quern {
 
@@ -23,6 +25,7 @@ struct MemoryPlan {
   int64_t conv_state = 0;       // rows the convolutions look back on, float32
   int64_t state() const { return delta_state + conv_state; }
   int64_t page(int tokens = 64) const { return (kv_per_token + index_per_token) * tokens; }
+  int64_t sequence(int64_t context) const { return state() + (context + 63) / 64 * page(); }
 
   // Read for one token of one sequence at a context of `n` tokens.
   int64_t weights_per_token = 0;  // dense, head, the chosen experts, one embedding row, the n-gram rows
@@ -30,6 +33,23 @@ struct MemoryPlan {
   int64_t experts_per_token = 0;  // of which experts
   int64_t context_per_token(const Config& config, int64_t n) const;  // the selected K and V, all index keys
 };
+
+// A machine, and what of the plan it must hold there.
+struct Machine {
+  DeviceType device = DeviceType::Cpu;
+  int64_t ram = 0, vram = 0;
+};
+struct Fit {
+  int64_t ram_held = 0;    // on the CPU pages and state; on CUDA the n-gram table, pinned
+  int64_t ram_mapped = 0;  // on the CPU: weights read for tokens, which the kernel may drop and read again
+  int64_t vram_held = 0;   // weights but the n-gram table, pages, state, and the step's own memory
+  // One line that says what is short and by how much, and what would fit; empty where all that must be held fits.
+  std::string refusal;
+  int64_t largest_context = 0;  // that would fit so many sequences; 0: none would
+};
+// What CUDA's context, a step's activations and its scratch take at most.
+inline constexpr int64_t kCudaStepBytes = int64_t{3} << 29;
+Fit fit(const MemoryPlan& plan, const Machine& machine, int64_t context, int64_t sequences);
 
 // Which group a tensor belongs to, by its logical name; of the vision tower: false.
 bool group_of(std::string_view name, TensorGroup& group);
