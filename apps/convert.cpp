@@ -159,7 +159,14 @@ int convert_main(int argc, char** argv) {
 
   ThreadPool pool(threads);
   ProgressBar bar("converting");
-  const Progress progress = [&](int64_t done, int64_t all) { bar.update(done, all); };
+  int64_t dropped_at = 0;
+  const Progress progress = [&](int64_t done, int64_t all) {
+    bar.update(done, all);
+    // What was read is not read again soon: it must not pile up as this process's memory.
+    if (done - dropped_at < int64_t{128} << 20) return;
+    dropped_at = done;
+    checkpoint->drop_pages();
+  };
   if (to_gguf) {
     GgufKeys keys;
     write_gguf_config(keys, config, table.hash, has_draft, recipe.type);
@@ -167,11 +174,8 @@ int convert_main(int argc, char** argv) {
     write_gguf(out, keys, gguf_tensors(sources, config, recipe), pool, progress);
     return 0;
   }
-  const fs::path partial = out + ".partial";
-  fs::remove_all(partial);
-  std::error_code failed;
-  fs::create_directories(partial, failed);
-  if (failed) throw Error(fmt::format("{}: {}", partial.string(), failed.message()));
+  OutputFolder folder(out);
+  const fs::path& partial = folder.partial();
   const int64_t parts = std::max<int64_t>(1, table.rows * config.ple.d_row * 2 / (int64_t{800} << 20));
   const std::vector<ExportTensor> tensors =
       hugging_face_tensors(sources, config, table.hash, recipe, parts, pool);
@@ -179,7 +183,7 @@ int convert_main(int argc, char** argv) {
                   write_json(hugging_face_config(config, tensors, parts), {.indent = 2}) + "\n");
   hugging_face_text_files(partial, *checkpoint, config);
   write_safetensors(partial, tensors, pool, progress);
-  fs::rename(partial, out);
+  folder.finish();
   return 0;
 }
 

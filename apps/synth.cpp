@@ -95,17 +95,14 @@ int synth_main(int argc, char** argv) {
       if (t.dtype == DType::BF16) t.dtype = recipe.type;
     }
   }
-  const fs::path partial = out + ".partial";
-  fs::remove_all(partial);
-  std::error_code failed;
-  fs::create_directories(partial, failed);
-  if (failed) throw Error(fmt::format("{}: {}", partial.string(), failed.message()));
+  OutputFolder folder(out);
+  const fs::path& partial = folder.partial();
   write_json_file(partial / "config.json", config_json);
   write_json_file(partial / "generation_config.json", synthetic_generation_config(config));
   write_json_file(partial / "tokenizer.json", write_tokenizer_json(synthetic_tokenizer(config)));
   write_json_file(partial / "tokenizer_config.json", synthetic_tokenizer_config(config));
   write_safetensors(partial, tensors, pool, progress);
-  fs::rename(partial, out);
+  folder.finish();
   return 0;
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -43,6 +44,20 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
 
 MappedFile::~MappedFile() {
   if (size_ > 0) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::drop_pages() const {
+  if (size_ > 0) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+}
+
+void MappedFile::read_sparsely(std::span<const std::byte> part) const {
+  QUERN_CHECK(part.data() >= data_ && part.data() + part.size() <= data_ + size_,
+              "read_sparsely: not of this file");
+  // Whole pages inside the part.
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<uintptr_t>(part.data()) + page - 1) / page * page;
+  const auto end = reinterpret_cast<uintptr_t>(part.data() + part.size()) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_RANDOM);
 }
 
 std::string read_file(const std::filesystem::path& path, size_t max_bytes) {

@@ -22,6 +22,12 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::filesystem::path& path() const { return path_; }
 
+  // Advice to the kernel; contents do not change. drop_pages: what has been read counts as this process's memory no
+  // more (it stays in the page cache, and is read again on the next touch). read_sparsely: of this part of bytes() few
+  // pages will be touched, in no order: nothing is read ahead.
+  void drop_pages() const;
+  void read_sparsely(std::span<const std::byte> part) const;
+
  private:
   MappedFile() = default;
   std::filesystem::path path_;

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "checkpoint/gguf.h"
+#include "checkpoint/gguf_names.h"
 #include "checkpoint/safetensors.h"
 
 namespace quern {
@@ -241,6 +242,20 @@ std::string Checkpoint::where(const TensorView& tensor) const {
                      tensor.file_name);
 }
 
+std::string Checkpoint::spelling(std::string_view name) const {
+  if (kind_ == Kind::Safetensors) return hugging_face_name(name);
+  const std::string gguf = gguf_of_logical(name, {gguf_layers_, gguf_ple_layer_});
+  return gguf.empty() ? std::string(name) : gguf;
+}
+
+void Checkpoint::drop_pages() const {
+  for (const auto& file : files_) file->drop_pages();
+}
+
+void Checkpoint::read_sparsely(const TensorView& tensor) const {
+  files_[static_cast<size_t>(tensor.file)]->read_sparsely(tensor.bytes);
+}
+
 int Checkpoint::index_of(std::string_view name) const {
   const auto at = by_name_.find(std::string(name));
   return at == by_name_.end() ? -1 : at->second;
@@ -260,7 +275,7 @@ const TensorView* Checkpoint::take_if(std::string_view name) {
 
 const TensorView& Checkpoint::take(std::string_view name) {
   const TensorView* t = take_if(name);
-  if (t == nullptr) throw Error(fmt::format("{}: tensor '{}' is missing", path_.string(), name));
+  if (t == nullptr) throw Error(fmt::format("{}: tensor '{}' is missing", path_.string(), spelling(name)));
   return *t;
 }
 
@@ -299,8 +314,10 @@ std::vector<const TensorView*> Checkpoint::take_rows(std::string_view stem, int6
     parts.push_back(part);
   }
   if (parts.empty())
-    throw Error(fmt::format("{}: tensor '{}' is missing, and so is '{}.shard_0.weight'", path_.string(),
-                            whole, stem));
+    throw Error(kind_ == Kind::Gguf
+                    ? fmt::format("{}: tensor '{}' is missing", path_.string(), spelling(whole))
+                    : fmt::format("{}: tensor '{}' is missing, and so is '{}.shard_0.weight'", path_.string(),
+                                  spelling(whole), hugging_face_name(stem)));
   if (n != rows)
     throw Error(fmt::format("{}: '{}.shard_0.weight' and the {} after it have {} rows, expected {}",
                             path_.string(), stem, parts.size() - 1, n, rows));

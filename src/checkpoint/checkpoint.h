@@ -67,6 +67,10 @@ class Checkpoint {
   const std::vector<std::shared_ptr<const MappedFile>>& files() const { return files_; }
   const std::vector<TensorView>& tensors() const { return tensors_; }  // in file order
 
+  // MappedFile's advice, of all files and of one tensor's bytes.
+  void drop_pages() const;
+  void read_sparsely(const TensorView& tensor) const;
+
   // config.json of the folder; null where there is none (a lone file, GGUF).
   const Json& config() const { return config_; }
 
@@ -91,6 +95,8 @@ class Checkpoint {
   // Throws Error with the number of tensors neither taken nor skipped and the first of them.
   void check_all_used() const;
 
+  // How this container would spell a logical name, for errors.
+  std::string spelling(std::string_view name) const;
   // For errors: "<file>: tensor '<name as in the file>'".
   std::string where(const TensorView& tensor) const;
 
@@ -111,6 +117,7 @@ class Checkpoint {
   std::vector<bool> used_;
   std::unordered_map<std::string, int> by_name_;
   Json config_;
+  int gguf_layers_ = 0, gguf_ple_layer_ = 0;  // of GGUF's names
   std::unique_ptr<GgufFile> gguf_;
   std::vector<std::vector<std::byte>> assembled_;  // what GGUF cuts and the model wants whole
 };

@@ -64,6 +64,8 @@ void Checkpoint::open_gguf(const fs::path& first) {
     gguf_->fail("split.no", fmt::format("this is shard {} of {}; open the first", no + 1, count));
 
   const GgufLayout layout = layout_of(*gguf_);
+  gguf_layers_ = layout.n_layers;
+  gguf_ple_layer_ = layout.ple_layer;
   std::vector<GgufFile> others;
   if (count > 1) {
     const std::string stem = shard_stem(first, 0, count);
@@ -107,6 +109,14 @@ void Checkpoint::open_gguf(const fs::path& first) {
       gguf_->fail("split.tensors.count",
                   fmt::format("expected {} tensors in {} files, found {}", expected, count, tensors_.size()));
   }
+  const auto any = [&](std::string_view prefix) {
+    return std::any_of(tensors_.begin(), tensors_.end(),
+                       [&](const TensorView& t) { return t.name.starts_with(prefix); });
+  };
+  if (any("mtp.") && !any("layers."))
+    throw Error(fmt::format(
+        "{}: holds a draft block and no model; draft blocks in files of their own are not supported",
+        first.string()));
   assemble_index_projections();
 }
 

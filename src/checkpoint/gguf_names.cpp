@@ -113,15 +113,10 @@ std::string layer_name(std::string_view name, const GgufLayout& layout) {
     }
     return "";
   }
-  // A scale that belongs to a matrix (NVFP4 files) keeps the matrix's name.
-  const bool scale = rest.ends_with(".scale");
-  const std::string key = scale ? std::string(rest.substr(0, rest.size() - 5)) + "weight" : std::string(rest);
   for (const Pair& p : kLayer) {
-    if (key != p.gguf) continue;
-    std::string logical =
-        draft ? fmt::format("mtp.layers.0.{}", p.logical) : fmt::format("layers.{}.{}", block, p.logical);
-    if (scale) logical.replace(logical.size() - 6, 6, "scale");
-    return logical;
+    if (rest == p.gguf)
+      return draft ? fmt::format("mtp.layers.0.{}", p.logical)
+                   : fmt::format("layers.{}.{}", block, p.logical);
   }
   return "";
 }
@@ -142,18 +137,34 @@ WeightForm gguf_form(std::string_view logical) {
   return WeightForm::Plain;
 }
 
-LogicalName logical_of_gguf(std::string_view name, const GgufLayout& layout) {
+LogicalName logical_of_gguf(std::string_view file_name, const GgufLayout& layout) {
   std::string logical;
+  // The scales of NVFP4 files, of a matrix and of its activations, keep the matrix's name.
+  std::string name(file_name);
+  std::string_view last;
+  for (const std::string_view scale : {".input_scale", ".scale"}) {
+    if (!file_name.ends_with(scale)) continue;
+    last = scale;
+    name.replace(name.size() - scale.size(), scale.size(), ".weight");
+    break;
+  }
   if (name == "per_layer_token_embd.weight") logical = fmt::format("layers.{}.{}", layout.ple_layer, kTable);
   for (const Pair& p : kTop) {
     if (name == p.gguf) logical = p.logical;
   }
   if (name.starts_with("blk.")) logical = layer_name(name, layout);
-  if (logical.empty()) return {fmt::format("gguf.{}", name), WeightForm::Plain};
-  return {logical, gguf_form(logical)};
+  if (logical.empty() || (!last.empty() && !logical.ends_with(".weight")))
+    return {fmt::format("gguf.{}", file_name), WeightForm::Plain};
+  if (last.empty()) return {logical, gguf_form(logical)};
+  return {logical.substr(0, logical.size() - 7) + std::string(last), WeightForm::Plain};
 }
 
 std::string gguf_of_logical(std::string_view logical, const GgufLayout& layout) {
+  if (logical.ends_with(".scale")) {
+    const std::string_view stem = logical.substr(0, logical.size() - 5);
+    const std::string weight = gguf_of_logical(fmt::format("{}weight", stem), layout);
+    return weight.empty() ? "" : weight.substr(0, weight.size() - 6) + "scale";
+  }
   for (const Pair& p : kTop) {
     if (logical == p.logical) return std::string(p.gguf);
   }

@@ -53,4 +53,27 @@ void OutputFile::finish() {
         fmt::format("{}: cannot rename to '{}': {}", partial_.string(), path_.string(), failed.message()));
 }
 
+OutputFolder::OutputFolder(std::filesystem::path path)
+    : path_((path / "").lexically_normal().parent_path()), partial_(path_) {  // without a slash at the end
+  partial_ += ".partial";
+  std::error_code failed;
+  std::filesystem::remove_all(partial_, failed);
+  if (!failed) std::filesystem::create_directories(partial_, failed);
+  if (failed) throw Error(fmt::format("{}: {}", partial_.string(), failed.message()));
+}
+
+OutputFolder::~OutputFolder() {
+  std::error_code failed;
+  if (!finished_) std::filesystem::remove_all(partial_, failed);
+}
+
+void OutputFolder::finish() {
+  std::error_code failed;
+  std::filesystem::rename(partial_, path_, failed);
+  if (failed)
+    throw Error(
+        fmt::format("{}: cannot rename to '{}': {}", partial_.string(), path_.string(), failed.message()));
+  finished_ = true;
+}
+
 }  // namespace quern

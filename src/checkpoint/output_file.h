@@ -29,4 +29,21 @@ class OutputFile {
   int64_t size_ = 0;
 };
 
+// The same of a folder: files are written into partial(), which finish() renames. What an earlier, interrupted run left
+// there is removed first.
+class OutputFolder {
+ public:
+  explicit OutputFolder(std::filesystem::path path);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  const std::filesystem::path& partial() const { return partial_; }
+  void finish();
+
+ private:
+  std::filesystem::path path_, partial_;
+  bool finished_ = false;
+};
+
 }  // namespace quern

@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 
 #include "base/check.h"
 #include "checkpoint/gguf_names.h"
@@ -55,6 +57,37 @@ DType type_of(const SourceTensor& s, const Recipe& recipe, std::string_view out_
     if (matches(pattern, out_name)) type = wanted;
   }
   return fitting_type(type, s.cols());
+}
+
+// Divides the tensor's rows (of each expert) by what makes their largest value 6 · 448, the largest that an NVFP4 block
+// holds; returns the tensor `….scale` of these factors.
+ExportTensor take_out_factor(ExportTensor& t) {
+  const int64_t parts = t.shape.size() == 3 ? t.shape[0] : 1, n = t.n_rows() / parts, k = t.cols();
+  std::vector<std::shared_ptr<Lazy>> factors;
+  for (int64_t e = 0; e < parts; ++e) {
+    factors.push_back(std::make_shared<Lazy>([rows = t.rows, first = e * n, n, k] {
+      std::vector<float> row(static_cast<size_t>(k));
+      float top = 0;
+      for (int64_t r = first; r < first + n; ++r) {
+        rows(r, r + 1, row.data());
+        top = std::max(top, largest_magnitude(row.data(), k));
+      }
+      return std::vector<float>{top > 0 ? top / (kLargestE2m1 * kLargestE4m3) : 1};
+    }));
+  }
+  t.rows = [rows = t.rows, factors, n, k](int64_t begin, int64_t end, float* out) {
+    rows(begin, end, out);
+    for (int64_t r = begin; r < end; ++r) {
+      const float factor = factors[static_cast<size_t>(r / n)]->get()[0];
+      for (int64_t i = 0; i < k; ++i) out[(r - begin) * k + i] /= factor;
+    }
+  };
+  const auto all = std::make_shared<Lazy>([factors] {
+    std::vector<float> values;
+    for (const auto& f : factors) values.push_back(f->get()[0]);
+    return values;
+  });
+  return scale_tensor(t.name.substr(0, t.name.size() - 6) + "scale", DType::F32, {parts}, all);
 }
 
 }  // namespace
@@ -156,8 +189,13 @@ std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources,
     const auto add = [&](const std::string& logical, std::vector<int64_t> shape, int64_t first) {
       const std::string name = gguf_of_logical(logical, layout);
       QUERN_CHECK(!name.empty(), "convert: GGUF has no name for " + logical);
-      out.push_back(
-          piece(s, name, std::move(shape), type_of(s, recipe, name), gguf_form(logical), maps, first));
+      ExportTensor t =
+          piece(s, name, std::move(shape), type_of(s, recipe, name), gguf_form(logical), maps, first);
+      // NVFP4 from numbers: with a factor beside it, without which small weights fall below the blocks' own scales.
+      std::optional<ExportTensor> factor;
+      if (t.dtype == DType::NVFP4 && t.rows) factor = take_out_factor(t);
+      out.push_back(std::move(t));
+      if (factor) out.push_back(std::move(*factor));
     };
     if (s.name.ends_with("index_qk_proj.weight")) {
       const std::string stem = s.name.substr(0, s.name.rfind("index_qk_proj"));

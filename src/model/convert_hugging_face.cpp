@@ -20,50 +20,16 @@ namespace quern {
 namespace {
 
 constexpr int64_t kBlock = 128;  // rows and columns that share an FP8 scale
-constexpr float kLargestE4m3 = 448, kLargestE2m1 = 6;
 // What ModelOpt's files say of activations. We have not seen any: values up to 6 · 448 / 64 = 42 are representable.
 constexpr float kInputScale = 1.0f / 64;
 
 float to_bf16(float x) { return quant::bf16_to_float(float_to_bf16(x)); }
-float largest(const float* x, int64_t n) {
-  float top = 0;
-  for (int64_t i = 0; i < n; ++i) top = std::max(top, std::fabs(x[i]));
-  return top;
-}
-
 // A matrix by its rows, under the name it will have without ".weight".
 struct Matrix {
   std::string name;
   int64_t n = 0, k = 0;
   std::function<void(int64_t r, float* out)> row;
 };
-
-// Numbers found by whichever thread asks first.
-class Lazy {
- public:
-  explicit Lazy(std::function<std::vector<float>()> compute) : compute_(std::move(compute)) {}
-  const std::vector<float>& get() {
-    std::call_once(once_, [this] { values_ = compute_(); });
-    return values_;
-  }
-
- private:
-  std::function<std::vector<float>()> compute_;
-  std::once_flag once_;
-  std::vector<float> values_;
-};
-
-ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
-                          std::shared_ptr<Lazy> scales) {
-  ExportTensor t;
-  t.name = std::move(name);
-  t.dtype = dtype;
-  t.shape = std::move(shape);
-  t.rows = [scales, k = t.cols()](int64_t begin, int64_t end, float* out) {
-    std::copy(scales->get().begin() + begin * k, scales->get().begin() + end * k, out);
-  };
-  return t;
-}
 
 // name.weight F8_E4M3 and name.weight_scale_inv BF16, a scale for each 128 × 128 block: its largest value becomes 448.
 void add_fp8(std::vector<ExportTensor>& out, const Matrix& m) {
@@ -74,7 +40,7 @@ void add_fp8(std::vector<ExportTensor>& out, const Matrix& m) {
       m.row(r, row.data());
       for (int64_t b = 0; b < cols; ++b) {
         float& t = top[static_cast<size_t>(r / kBlock * cols + b)];
-        t = std::max(t, largest(row.data() + b * kBlock, std::min(kBlock, m.k - b * kBlock)));
+        t = std::max(t, largest_magnitude(row.data() + b * kBlock, std::min(kBlock, m.k - b * kBlock)));
       }
     }
     for (float& t : top) t = t > 0 ? to_bf16(t / kLargestE4m3) : 1;
@@ -104,7 +70,7 @@ void add_nvfp4(std::vector<ExportTensor>& out, const std::vector<Matrix>& group)
       std::vector<float> row(static_cast<size_t>(m.k));
       for (int64_t r = 0; r < m.n; ++r) {
         m.row(r, row.data());
-        top = std::max(top, largest(row.data(), m.k));
+        top = std::max(top, largest_magnitude(row.data(), m.k));
       }
     }
     return std::vector<float>{top > 0 ? top / (kLargestE2m1 * kLargestE4m3) : 1};
@@ -160,16 +126,20 @@ float table_scale(const SourceTensor& s, ThreadPool& pool) {
   if (s.whole_scale > 0) return to_bf16(s.whole_scale);
   float top = 0;
   std::mutex mutex;
-  pool.parallel_for(s.n_rows(), 1024, [&](int64_t begin, int64_t end) {
-    std::vector<float> row(static_cast<size_t>(s.cols()));
-    float mine = 0;
-    for (int64_t r = begin; r < end; ++r) {
-      s.decode(r, row.data());
-      mine = std::max(mine, largest(row.data(), s.cols()));
-    }
-    const std::lock_guard lock(mutex);
-    top = std::max(top, mine);
-  });
+  const int64_t stretch = std::max<int64_t>(1, (int64_t{64} << 20) / s.cols());
+  for (int64_t first = 0; first < s.n_rows(); first += stretch) {
+    pool.parallel_for(std::min(stretch, s.n_rows() - first), 1024, [&](int64_t begin, int64_t end) {
+      std::vector<float> row(static_cast<size_t>(s.cols()));
+      float mine = 0;
+      for (int64_t r = begin; r < end; ++r) {
+        s.decode(first + r, row.data());
+        mine = std::max(mine, largest_magnitude(row.data(), s.cols()));
+      }
+      const std::lock_guard lock(mutex);
+      top = std::max(top, mine);
+    });
+    if (s.drop_pages) s.drop_pages();
+  }
   return top > 0 ? to_bf16(top / kLargestE4m3) : 1;
 }
 

@@ -1,5 +1,6 @@
 #include "model/convert_piece.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -84,6 +85,24 @@ ExportTensor piece(const SourceTensor& s, std::string name, std::vector<int64_t>
       if (s.form == form) continue;
       for (int64_t i = 0; i < k; ++i) out[i] = stored_value(form, plain_value(s.form, out[i]));
     }
+  };
+  return t;
+}
+
+float largest_magnitude(const float* x, int64_t n) {
+  float top = 0;
+  for (int64_t i = 0; i < n; ++i) top = std::max(top, std::fabs(x[i]));
+  return top;
+}
+
+ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
+                          std::shared_ptr<Lazy> scales) {
+  ExportTensor t;
+  t.name = std::move(name);
+  t.dtype = dtype;
+  t.shape = std::move(shape);
+  t.rows = [scales, k = t.cols()](int64_t begin, int64_t end, float* out) {
+    std::copy(scales->get().begin() + begin * k, scales->get().begin() + end * k, out);
   };
   return t;
 }

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/tensor_export.h"
@@ -28,5 +31,26 @@ HeadMaps head_maps(const DeltaNetConfig& source, std::string_view name);
 // Rows [first, first + n) of the source, which outlives the export, in the target's form, order and type.
 ExportTensor piece(const SourceTensor& source, std::string name, std::vector<int64_t> shape, DType dtype,
                    WeightForm form, const HeadMaps& maps, int64_t first);
+
+inline constexpr float kLargestE4m3 = 448, kLargestE2m1 = 6;
+float largest_magnitude(const float* x, int64_t n);
+
+// Numbers found by whichever thread asks first.
+class Lazy {
+ public:
+  explicit Lazy(std::function<std::vector<float>()> compute) : compute_(std::move(compute)) {}
+  const std::vector<float>& get() {
+    std::call_once(once_, [this] { values_ = compute_(); });
+    return values_;
+  }
+
+ private:
+  std::function<std::vector<float>()> compute_;
+  std::once_flag once_;
+  std::vector<float> values_;
+};
+// Scales, of this type and shape.
+ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
+                          std::shared_ptr<Lazy> scales);
 
 }  // namespace quern

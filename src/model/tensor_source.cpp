@@ -23,6 +23,7 @@ struct Rows {
   // ModelOpt: E4M3 scales per 16 columns and a scale of the whole.
   const TensorView* scale16 = nullptr;
   float global = 1;
+  const TensorView* scale_of_parts = nullptr;  // GGUF: `global` of each expert, or one for all
 
   void decode(int64_t r, float* out) const;
 };
@@ -72,7 +73,10 @@ class Lister {
     if ((name == "mtp.fc_embedding.weight" || name == "mtp.fc_hidden.weight") &&
         checkpoint_.find("mtp.eh_proj.weight"))
       return add_half(listed, name == "mtp.fc_hidden.weight");
-    const TensorView& view = checkpoint_.take(name);
+    // Some GGUF files leave the draft's mixer out: it is the trunk's.
+    const bool borrowed = checkpoint_.kind() == Checkpoint::Kind::Gguf && !checkpoint_.find(name) &&
+                          name.starts_with("mtp.hyper_connection_mixer.");
+    const TensorView& view = checkpoint_.take(borrowed ? name.substr(4) : name);
     check_shape(view, listed.shape);
     const int64_t k =
         listed.shape.size() == 3 && listed.shape[1] == 1 ? listed.shape[2] : listed.shape.back();
@@ -116,6 +120,17 @@ class Lister {
       return rows;
     }
     rows.stride = row_bytes(t.dtype, k);
+    if (checkpoint_.kind() == Checkpoint::Kind::Gguf && t.name.ends_with(".weight")) {
+      const std::string base = t.name.substr(0, t.name.size() - 6);
+      checkpoint_.take_if(base + "input_scale");
+      if (const TensorView* one = checkpoint_.take_if(base + "scale")) {
+        if (one->dtype != DType::F32)
+          throw Error(
+              fmt::format("{}: expected F32 scales, found {}", checkpoint_.where(*one), name(one->dtype)));
+        rows.global = scale_at(*one, 0);
+        rows.scale_of_parts = one;
+      }
+    }
     if (t.dtype == DType::F8E4M3) {
       rows.scale = checkpoint_.take_if(stem + "_scale", {1});  // ModelOpt's FP8: one for the matrix
       if (rows.scale == nullptr) {
@@ -132,6 +147,15 @@ class Lister {
       throw Error(
           fmt::format("{}: expected numbers of a weight, found {}", checkpoint_.where(t), name(t.dtype)));
     return rows;
+  }
+
+  float expert_scale(const Rows& all, int64_t e) const {
+    const TensorView* scale = all.scale_of_parts;
+    if (scale == nullptr || scale->elements() == 1) return all.global;
+    if (scale->elements() != c_.n_experts)
+      throw Error(fmt::format("{}: expected 1 or {} scales, found {}", checkpoint_.where(*scale),
+                              c_.n_experts, scale->shape_text()));
+    return scale_at(*scale, e);
   }
 
   // One tensor whose rows come from parts of `per_part` rows each.
@@ -159,6 +183,7 @@ class Lister {
     t.decode = [shared, per_part](int64_t r, float* out) {
       (*shared)[static_cast<size_t>(r / per_part)].decode(r % per_part, out);
     };
+    t.drop_pages = [this_checkpoint = &checkpoint_] { this_checkpoint->drop_pages(); };
     list.push_back(std::move(t));
   }
 
@@ -178,6 +203,7 @@ class Lister {
       for (int64_t e = 0; e < c_.n_experts; ++e) {
         Rows p = whole;
         p.data += (2 * e + half) * c_.d_expert * whole.stride;
+        p.global = expert_scale(whole, e);
         parts.push_back(p);
       }
       push(listed, stem + which, {c_.n_experts, c_.d_expert, c_.d_model}, std::move(parts), c_.d_expert);
@@ -192,14 +218,15 @@ class Lister {
     std::vector<Rows> parts;
     if (whole != nullptr) {
       const Rows all = matrix(*whole, c_.n_experts * n, k);
-      const TensorView* scale = checkpoint_.take_if(stem + which + ".scale");
       for (int64_t e = 0; e < c_.n_experts; ++e) {
         Rows p = all;
         p.data += e * n * all.stride;
-        if (scale != nullptr) p.global = scale_at(*scale, scale->elements() == 1 ? 0 : e);
+        p.global = expert_scale(all, e);
         parts.push_back(p);
       }
     } else {
+      if (checkpoint_.kind() == Checkpoint::Kind::Gguf)
+        checkpoint_.take(stem + which + ".weight");  // throws: GGUF knows no other layout
       for (int64_t e = 0; e < c_.n_experts; ++e)
         parts.push_back(matrix(checkpoint_.take(fmt::format("{}{}.{}.weight", stem, e, which)), n, k));
     }

@@ -27,6 +27,8 @@ struct SourceTensor {
   std::function<void(int64_t r, float* out)> decode;
   // Whether the row's bytes are all there is to it: no scales beside them.
   bool self_contained = true;
+  std::function<void()>
+      drop_pages;         // MappedFile's advice, of the files behind the rows; empty: there are none
   float whole_scale = 0;  // the one scale that the rows of an FP8 table share; 0: none
 
   int64_t cols() const { return shape.back(); }

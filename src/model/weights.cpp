@@ -129,6 +129,7 @@ class Binder {
     for (const TensorView* part :
          checkpoint_.take_rows(p + "ple_embedding.ngram_embedding", constants.rows, c_.ple.d_row)) {
       Weight w;
+      if (stream_.device().type == DeviceType::Cpu) checkpoint_.read_sparsely(*part);
       w.data = host_place(as_tensor(*part, part->shape[0], c_.ple.d_row));
       if (part->dtype == DType::F8E4M3) w.global_scale = table_scale(p);
       w_.bytes += w.data.bytes();
@@ -161,7 +162,11 @@ class Binder {
     }
     d.attention = attention_layer("mtp.layers.0.");
     d.moe = moe_layer("mtp.layers.0.");
-    d.mix = mixer("mtp.hyper_connection_mixer.", false);
+    // Some GGUF files leave the draft's mixer out: it is the trunk's.
+    d.mix = checkpoint_.kind() == Checkpoint::Kind::Gguf &&
+                    !checkpoint_.find("mtp.hyper_connection_mixer.hc_norm.weight")
+                ? w_.mix
+                : mixer("mtp.hyper_connection_mixer.", false);
     return d;
   }
 
@@ -202,8 +207,29 @@ class Binder {
       w.scale = as_tensor(scale, rows, cols);
       w_.bytes += w.scale.bytes();
     }
+    if (const std::vector<float> scales = companion(t, 1); !scales.empty()) w.global_scale = scales[0];
     w_.bytes += w.data.bytes();
     return w;
+  }
+
+  // GGUF's ….scale beside ….weight, one number or `n`: what multiplies an NVFP4 matrix, or each expert's. Empty where
+  // there is none. What the file says of activations (….input_scale) is not used.
+  std::vector<float> companion(const TensorView& t, int64_t n) {
+    if (!t.name.ends_with(".weight") || checkpoint_.kind() != Checkpoint::Kind::Gguf) return {};
+    const std::string stem = t.name.substr(0, t.name.size() - 6);
+    checkpoint_.take_if(stem + "input_scale");
+    const TensorView* scale = checkpoint_.take_if(stem + "scale");
+    if (!scale) return {};
+    if (scale->dtype != DType::F32 || (scale->elements() != 1 && scale->elements() != n))
+      throw Error(fmt::format("{}: expected 1 or {} F32 scales, found {} {}", checkpoint_.where(*scale), n,
+                              quern::name(scale->dtype), scale->shape_text()));
+    if (t.dtype != DType::NVFP4)
+      throw Error(fmt::format("{}: a scale beside a {} matrix is not supported", checkpoint_.where(*scale),
+                              quern::name(t.dtype)));
+    std::vector<float> values(scale->elements());
+    std::memcpy(values.data(), scale->bytes.data(), scale->bytes.size());
+    values.resize(n, values[0]);
+    return values;
   }
 
   // ModelOpt's NVFP4: two E2M1 values a byte, an E4M3 scale per 16 columns, an F32 scale of the matrix; the scale
@@ -235,9 +261,11 @@ class Binder {
       throw Error(fmt::format("{}: experts in one piece of type {} are not supported", checkpoint_.where(*t),
                               quern::name(t->dtype)));
     const int64_t bytes = n * row_bytes(t->dtype, k);
+    const std::vector<float> scales = companion(*t, c_.n_experts);
     for (int64_t e = 0; e < c_.n_experts; ++e) {
       Weight w;
       w.data = Tensor(const_cast<std::byte*>(t->bytes.data()) + e * bytes, t->dtype, {n, k});
+      if (!scales.empty()) w.global_scale = scales[e];
       items.push_back(w);
     }
     w_.bytes += c_.n_experts * bytes;
@@ -246,6 +274,8 @@ class Binder {
   // One kind of expert matrix, in one piece or one by one.
   std::vector<Weight> any_layout(const std::string& p, const std::string& which, int64_t n, int64_t k) {
     std::vector<Weight> items = fused(p + "experts." + which, n, k);
+    if (items.empty() && checkpoint_.kind() == Checkpoint::Kind::Gguf)
+      checkpoint_.take(p + "experts." + which + ".weight");  // throws: GGUF knows no other layout
     return items.empty() ? one_by_one(p, which, n, k) : items;
   }
   std::vector<Weight> one_by_one(const std::string& p, const std::string& which, int64_t n, int64_t k) {
@@ -286,7 +316,9 @@ class Binder {
     };
     e.packed.data = pack([](const Weight& w) { return w.data; });
     if (items[0].scale) e.packed.scale = pack([](const Weight& w) { return w.scale; });
-    if (items[0].data.dtype == DType::F4E2M1) {
+    const bool scaled =
+        std::any_of(items.begin(), items.end(), [](const Weight& w) { return w.global_scale != 1; });
+    if (items[0].data.dtype == DType::F4E2M1 || scaled) {
       std::vector<float> scales;
       for (const Weight& w : items) scales.push_back(w.global_scale);
       e.global_scales = upload(scales, {e.n_experts});

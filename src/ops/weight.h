@@ -14,7 +14,8 @@ namespace quern {
 //   F8E4M3             F32 or BF16 [⌈n/128⌉, ⌈k/128⌉], [n, 1]    data · scale of its 128×128 block, of its row,
 //                      or [1, 1]                                 or of the matrix · global_scale
 //   F4E2M1 (ModelOpt)  F8E4M3 [n, k/16]                          data · scale of its 16 columns · global_scale
-//   block types        none                                      as ops/quant_formats.h decodes a block
+//   block types        none                                      as ops/quant_formats.h decodes a block; NVFP4:
+//                                                                · global_scale
 struct Weight {
   Tensor data;  // [n, k]
   Tensor scale;

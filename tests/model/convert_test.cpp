@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -13,10 +14,15 @@
 #include "checkpoint/safetensors_bytes.h"
 #include "checkpoint/safetensors_writer.h"
 #include "model/ngram_hash.h"
+#include "model/weights.h"
+#include "ops/cpu/matmul.h"
+#include "ops/linear.h"
 #include "ops/quant_formats.h"
 
 namespace quern {
 namespace {
+
+using testing::HasSubstr;
 
 const std::string kTiny = std::string(QUERN_SOURCE_DIR) + "/models/quern-tiny";
 
@@ -95,6 +101,116 @@ TEST(Convert, gguf_to_gguf_of_one_type_copies_bytes) {
     EXPECT_TRUE(std::equal(t.bytes.begin(), t.bytes.end(), other->bytes.begin(), other->bytes.end()))
         << t.name;
   }
+}
+
+// NVFP4 comes with a factor for each expert, without which weights of 0.02 would fall between the blocks' own scales. The
+// loader multiplies by it, and so does reading for another conversion.
+TEST(Convert, nvfp4_has_a_factor_beside_it) {
+  const test::TempFolder folder("convert");
+  const auto original = Checkpoint::open(kTiny);
+  to_gguf(*original, folder.path / "m.gguf",
+          {.type = DType::NVFP4, .overrides = {{"blk.2.attn_gate.weight", DType::NVFP4}}});
+  const auto gguf = Checkpoint::open(folder.path / "m.gguf");
+  const TensorView* scale = gguf->find("layers.6.mlp.experts.up_proj.scale");
+  ASSERT_NE(scale, nullptr);
+  EXPECT_EQ(scale->file_name, "blk.6.ffn_up_exps.scale");
+  EXPECT_EQ(scale->shape, (std::vector<int64_t>{16}));
+  EXPECT_EQ(gguf->find("layers.2.linear_attn.in_proj_z.scale")->shape, (std::vector<int64_t>{1}));
+  const auto hf = values_of(*original), read = values_of(*gguf);
+  const auto apart = [](const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      difference += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+      norm += std::pow(static_cast<double>(b[i]), 2);
+    }
+    return std::sqrt(difference / norm);
+  };
+  EXPECT_LT(apart(read.at("layers.6.mlp.experts.up_proj"), hf.at("layers.6.mlp.experts.up_proj")), 0.1);
+
+  ThreadPool pool(2);
+  Stream stream(pool);
+  const ModelWeights w = bind_weights(*gguf, read_config(*gguf), true, stream);
+  const std::vector<float>& up = read.at("layers.6.mlp.experts.up_proj");
+  std::vector<float> row(256);
+  for (const int e : {0, 7, 15}) {
+    cpu::weight_row(w.moe[6].moe.up.items[static_cast<size_t>(e)], 33, row.data());
+    for (size_t i = 0; i < row.size(); ++i)
+      ASSERT_EQ(row[i], up[static_cast<size_t>((e * 96 + 33) * 256) + i]) << e << " " << i;
+  }
+  // A product multiplies by it as well: one-hot rows are rounded to 8 bits exactly.
+  const Weight& z = w.delta[2].z;
+  ASSERT_NE(z.global_scale, 1);
+  OwnedTensor x(Device{}, DType::F32, {1, 256}), y(Device{}, DType::F32, {1, 768});
+  std::fill_n(x.tensor.row<float>(0), 256, 0.0f);
+  x.tensor.row<float>(0)[40] = 127;
+  linear(stream, y.tensor, x.tensor, z, 1);
+  stream.synchronize();
+  for (int64_t n = 0; n < 768; ++n) {
+    cpu::weight_row(z, n, row.data());
+    ASSERT_NEAR(y.tensor.row<float>(0)[n], 127 * row[40], 1e-5 * std::fabs(127 * row[40])) << n;
+  }
+}
+
+// Layouts of others: the draft's mixer left out (it is the trunk's), a draft block without a model, scales of activations;
+// and a tensor that is missing is named as the file would spell it.
+TEST(Convert, gguf_layouts_of_others) {
+  const test::TempFolder folder("convert");
+  const auto original = Checkpoint::open(kTiny);
+  const Config config = read_config(*original);
+  const std::vector<SourceTensor> sources = source_tensors(*original, config);
+  const NgramHash hash = read_ngram_table(*original, config).hash;
+  ThreadPool pool(2);
+  const auto write = [&](const char* file, const std::function<bool(std::string&)>& keep) {
+    std::vector<ExportTensor> tensors;
+    for (ExportTensor& t : gguf_tensors(sources, config, {})) {
+      if (keep(t.name)) tensors.push_back(std::move(t));
+    }
+    ExportTensor activations;
+    activations.name = "blk.0.attn_gate.input_scale";
+    activations.shape = {1};
+    activations.owned.resize(4);
+    if (keep(activations.name)) tensors.push_back(activations);
+    GgufKeys keys;
+    write_gguf_config(keys, config, hash, true, DType::BF16);
+    keys.u32("qwen4exp.vocab_size", config.vocab);
+    write_gguf(folder.path / file, keys, tensors, pool);
+    return folder.path / file;
+  };
+  const auto bind_error = [&](const std::filesystem::path& path) -> std::string {
+    try {
+      const auto c = Checkpoint::open(path);
+      Stream stream(pool);
+      const ModelWeights w = bind_weights(*c, read_config(*c), true, stream);
+      EXPECT_EQ(w.draft->mix.norm.data == w.mix.norm.data,
+                !c->find("mtp.hyper_connection_mixer.hc_norm.weight"));
+      const auto again = Checkpoint::open(path);
+      source_tensors(*again, read_config(*again));
+      again->check_all_used();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(bind_error(write("all.gguf", [](std::string&) { return true; })), "");
+  EXPECT_EQ(bind_error(write("mixer.gguf",
+                             [](std::string& n) { return n.find("nextn.hc_head") == std::string::npos; })),
+            "");
+  EXPECT_THAT(
+      bind_error(write("draft.gguf",
+                       [](std::string& n) { return n.starts_with("blk.8.") || n == "token_embd.weight"; })),
+      HasSubstr("draft.gguf: holds a draft block and no model"));
+  EXPECT_THAT(
+      bind_error(write("lacking.gguf", [](std::string& n) { return n != "blk.2.ffn_up_exps.weight"; })),
+      HasSubstr("lacking.gguf: tensor 'blk.2.ffn_up_exps.weight' is missing"));
+  EXPECT_THAT(
+      bind_error(write("table.gguf", [](std::string& n) { return n != "per_layer_token_embd.weight"; })),
+      HasSubstr("tensor 'per_layer_token_embd.weight' is missing"));
+  EXPECT_THAT(bind_error(write("more.gguf",
+                               [](std::string& n) {
+                                 if (n == "blk.0.attn_gate.input_scale") n = "blk.0.attn_rot.weight";
+                                 return true;
+                               })),
+              HasSubstr("tensor 'blk.0.attn_rot.weight': no part of the model reads this tensor"));
 }
 
 // Value head j of a GGUF file is Hugging Face's head (j mod K)·R + j div K (MODEL.md §1.5).

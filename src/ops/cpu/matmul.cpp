@@ -71,6 +71,10 @@ void matmul(Stream& s, std::span<const Input> inputs, std::span<const RowProduct
                            .y_rows = p.y_rows,
                            .n_rows = p.n_rows};
       (takes_int8(*p.w) ? level.int8_product : level.f32_product)(job, n0, n1);
+      if (p.w->data.dtype != DType::NVFP4 || p.w->global_scale == 1) continue;
+      for (int64_t r = 0; r < job.n_rows; ++r) {  // the blocks know nothing of the factor of the whole
+        for (int64_t n = n0; n < n1; ++n) job.y_row(r)[n] *= p.w->global_scale;
+      }
     }
   });
 }

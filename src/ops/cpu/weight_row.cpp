@@ -283,6 +283,8 @@ void weight_row(const Weight& w, int64_t r, float* out) {
       return;
     default:
       HWY_DYNAMIC_DISPATCH(BlockRow)(w.data.dtype, row, k, out);
+      if (w.data.dtype != DType::NVFP4 || w.global_scale == 1) return;
+      for (int64_t i = 0; i < k; ++i) out[i] *= w.global_scale;
   }
 }
 
