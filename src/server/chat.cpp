@@ -128,11 +128,14 @@ std::shared_ptr<Generation> Chat::start(const ChatRequest& from, std::function<v
   Prompt prompt = encode(from, rendered);
   const int64_t context = engine_.limits().context;
   const auto size = static_cast<int64_t>(prompt.ids.size());
+  // Coding clients know these words ("prompt is too long", "maximum context length") and make their history shorter.
   if (size >= context)
-    throw ApiError(400,
-                   fmt::format("the context is {} tokens, but the prompt has {}: no room is left for a reply",
-                               context, size),
-                   from.messages.is_null() ? "prompt" : "messages", "context_length_exceeded");
+    throw ApiError(
+        400,
+        fmt::format("prompt is too long: {} tokens > {} maximum; the maximum context length is {} tokens, "
+                    "prompt and reply together",
+                    size, context - 1, context),
+        from.messages.is_null() ? "prompt" : "messages", "context_length_exceeded");
 
   Request request;
   request.max_tokens = context - size;

@@ -1,3 +1,5 @@
+// The server and its connections; requests and exchanges are in http_exchange.cpp, the bytes of an answer in
+// http_wire.cpp.
 #include "server/http.h"
 
 #include <poll.h>
@@ -11,7 +13,6 @@
 #include <boost/beast/http/parser.hpp>
 #include <chrono>
 #include <condition_variable>
-#include <ctime>
 #include <future>
 #include <optional>
 #include <thread>
@@ -19,7 +20,9 @@
 #include <vector>
 
 #include "base/log.h"
+#include "server/body_budget.h"
 #include "server/http_head.h"
+#include "server/http_wire.h"
 
 namespace quern {
 
@@ -39,125 +42,7 @@ Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-std::string http_date() {
-  char text[64];
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  return {text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &utc)};
-}
-
 }  // namespace
-
-std::string_view http_reason(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 204:
-      return "No Content";
-    case 304:
-      return "Not Modified";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 403:
-      return "Forbidden";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 408:
-      return "Request Timeout";
-    case 413:
-      return "Content Too Large";
-    case 415:
-      return "Unsupported Media Type";
-    case 417:
-      return "Expectation Failed";
-    case 421:
-      return "Misdirected Request";
-    case 429:
-      return "Too Many Requests";
-    case 431:
-      return "Request Header Fields Too Large";
-    case 500:
-      return "Internal Server Error";
-    case 501:
-      return "Not Implemented";
-    case 503:
-      return "Service Unavailable";
-    case 504:
-      return "Gateway Timeout";
-    case 505:
-      return "HTTP Version Not Supported";
-    case 529:
-      return "Overloaded";
-    default:
-      return "Unknown";
-  }
-}
-
-std::string_view HttpRequest::header(std::string_view name) const {
-  for (const auto& [key, value] : headers)
-    if (key == name) return value;
-  return {};
-}
-
-// ---- Exchange ----
-
-namespace {
-
-class WholeResponder : public Responder {
- public:
-  explicit WholeResponder(HttpResponse response) : response_(std::move(response)) {}
-  void pull(HttpOutput& out) override {
-    out.begin(std::move(response_));
-    out.finish();
-  }
-
- private:
-  HttpResponse response_;
-};
-
-}  // namespace
-
-void Exchange::respond(HttpResponse response) {
-  start(std::make_shared<WholeResponder>(std::move(response)));
-}
-
-void Exchange::start(std::shared_ptr<Responder> responder) {
-  bool gone;
-  {
-    std::lock_guard lock(mutex_);
-    QUERN_CHECK(!responder_, "an exchange is answered once");
-    responder_ = responder;
-    gone = gone_;
-  }
-  if (gone)
-    responder->gone();
-  else
-    wake();
-}
-
-void Exchange::wake() {
-  if (!woken_.exchange(true)) wake_connection();
-}
-
-std::shared_ptr<Responder> Exchange::responder() {
-  std::lock_guard lock(mutex_);
-  return responder_;
-}
-
-void Exchange::leave() {
-  std::shared_ptr<Responder> responder;
-  {
-    std::lock_guard lock(mutex_);
-    if (gone_.exchange(true)) return;
-    responder = responder_;
-  }
-  if (responder) responder->gone();
-}
 
 // ---- State ----
 
@@ -230,25 +115,6 @@ class ConnectionExchange : public Exchange, public std::enable_shared_from_this<
 
   std::shared_ptr<Owner> owner_;
   asio::steady_timer timer_;
-};
-
-// Bytes of request bodies held in memory, returned on destruction.
-class BodyBudget {
- public:
-  BodyBudget(std::atomic<int64_t>& total, size_t limit)
-      : total_(total), limit_(static_cast<int64_t>(limit)) {}
-  ~BodyBudget() { total_ -= held_; }
-  BodyBudget(const BodyBudget&) = delete;
-  BodyBudget& operator=(const BodyBudget&) = delete;
-  bool take(size_t bytes) {
-    held_ += static_cast<int64_t>(bytes);
-    return (total_ += static_cast<int64_t>(bytes)) <= limit_;
-  }
-
- private:
-  std::atomic<int64_t>& total_;
-  const int64_t limit_;
-  int64_t held_ = 0;
 };
 
 // One client. `Stream` is a tcp::socket or a TLS stream over one.
@@ -427,13 +293,11 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
 
     bhttp::request_parser<bhttp::buffer_body> parser;
     parser.header_limit(static_cast<std::uint32_t>(limits().header_bytes + 1024));
-    parser.body_limit(limits().body_bytes);
+    parser.body_limit(boost::none);  // looked at below, where the request is known
     error_code ec;
     buffer_.consume(parser.put(asio::buffer(buffer_.data().data(), head.size()), ec));
     if ((ec && ec != bhttp::error::need_more) || !parser.is_header_done()) {
       ++server_->bad_heads;
-      if (ec == bhttp::error::body_limit)
-        co_return co_await refuse(exchange, begin, 413, "the body is larger than the limit");
       co_return co_await refuse(exchange, begin, 400, "the request header is malformed");
     }
     ec = {};
@@ -443,8 +307,6 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     is_head_ = request.method == "HEAD";
 
     const bool has_body = !parser.is_done();
-    if (has_body && parser.content_length().value_or(0) > limits().body_bytes)
-      co_return co_await refuse(exchange, begin, 413, "the body is larger than the limit");
     HttpResponse early;
     if (server_->options.gate && server_->options.gate(request, early)) {
       if (has_body) early.close = true;
@@ -453,6 +315,8 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
       if (!go_on && has_body) co_await linger();
       co_return go_on;
     }
+    if (has_body && parser.content_length().value_or(0) > limits().body_bytes)
+      co_return co_await refuse(exchange, begin, 413, "the body is larger than the limit");
 
     BodyBudget budget(server_->bodies_bytes, limits().bodies_bytes);
     if (has_body) {
@@ -486,13 +350,22 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   static void read_fields(const Message& message, HttpRequest& request) {
     request.method = std::string(message.method_string());
     request.target = std::string(message.target());
-    const size_t mark = request.target.find('?');
-    request.path = request.target.substr(0, mark);
-    if (mark != std::string::npos) request.query = request.target.substr(mark + 1);
+    // Of a target in absolute form the authority is the Host, whatever the header says (RFC 9112, 3.2.2).
+    const std::string authority(http_authority(request.target));
+    std::string_view local = request.target;
+    if (!authority.empty()) {
+      local.remove_prefix(local.find("://") + 3 + authority.size());
+      request.headers.emplace_back("host", authority);
+    }
+    const size_t mark = local.find('?');
+    request.path = local.substr(0, mark);
+    if (!authority.empty() && request.path.empty()) request.path = "/";
+    if (mark != std::string_view::npos) request.query = local.substr(mark + 1);
     for (const auto& field : message) {
       std::string name(field.name_string());
       for (char& c : name)
         if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+      if (name == "host" && !authority.empty()) continue;
       request.headers.emplace_back(std::move(name), std::string(field.value()));
     }
   }
@@ -514,10 +387,9 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
         const size_t got = piece.size() - sink.size;
         if (got && !budget.take(got)) co_return 503;
         body.append(piece.data(), got);
+        if (body.size() > limits().body_bytes) co_return 413;
         if (ec == bhttp::error::need_more || (!ec && used == 0 && got == 0)) {
           ec = {};
-        } else if (ec == bhttp::error::body_limit) {
-          co_return 413;
         } else if (ec) {
           co_return 400;
         } else {
@@ -537,7 +409,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
 
   asio::awaitable<bool> refuse(std::shared_ptr<ExchangeType> exchange, Clock::time_point begin, int status,
                                std::string_view reason) {
-    HttpResponse response = server_->options.error(status, reason);
+    HttpResponse response = server_->options.error(exchange->request, status, reason);
     response.close = true;
     exchange->respond(std::move(response));
     co_await answer(exchange, begin, false);
@@ -605,12 +477,12 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
         keep = keep && !out.head.close && !server_->draining && (is_1_1_ || out.finished);
         chunked = !out.finished && is_1_1_;
         written->status = out.head.status;
-        append_head(wire, out, keep, chunked);
+        append_http_head(wire, out, {.keep = keep, .chunked = chunked, .is_1_1 = is_1_1_});
         if (is_head_) out.finished = true;
       }
       if (head_sent) {
         written->body_bytes += out.body.size();
-        append_body(wire, out, chunked);
+        if (!is_head_) append_http_body(wire, out, chunked);
         out.body.clear();
       }
       if (!wire.empty()) {
@@ -640,43 +512,6 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
       if (cancelled.cancelled() != asio::cancellation_type::none || closed_) co_return false;
       if (!ec && head_sent && responder) out.body += responder->ping();
     }
-  }
-
-  void append_head(std::string& wire, const HttpOutput& out, bool keep, bool chunked) {
-    const HttpResponse& head = out.head;
-    wire += "HTTP/1.1 ";
-    wire += std::to_string(head.status);
-    wire += ' ';
-    wire += http_reason(head.status);
-    wire += "\r\nDate: " + http_date() + "\r\nServer: quern\r\n";
-    if (!head.content_type.empty() && head.status != 204)
-      wire += "Content-Type: " + head.content_type + "\r\n";
-    for (const auto& [name, value] : head.headers) {
-      if (value.find_first_of("\r\n") != std::string::npos) continue;
-      wire += name + ": " + value + "\r\n";
-    }
-    if (chunked)
-      wire += "Transfer-Encoding: chunked\r\n";
-    else if (out.finished && head.status != 204)
-      wire += "Content-Length: " + std::to_string(out.body.size()) + "\r\n";
-    wire += keep ? (is_1_1_ ? "" : "Connection: keep-alive\r\n") : "Connection: close\r\n";
-    wire += "\r\n";
-  }
-
-  void append_body(std::string& wire, const HttpOutput& out, bool chunked) {
-    if (is_head_) return;
-    if (!chunked) {
-      wire += out.body;
-      return;
-    }
-    if (!out.body.empty()) {
-      char size[24];
-      const int n = std::snprintf(size, sizeof size, "%zx\r\n", out.body.size());
-      wire.append(size, static_cast<size_t>(n));
-      wire += out.body;
-      wire += "\r\n";
-    }
-    if (out.finished) wire += "0\r\n\r\n";
   }
 
   // Returns when the client has closed its side. Readable bytes without an end are a pipelined request (or a
@@ -728,7 +563,7 @@ asio::awaitable<void> HttpServer::State::accept() {
     }
     if (open >= static_cast<size_t>(options.limits.connections)) {
       ++refused;
-      HttpResponse response = options.error(503, "too many connections");
+      HttpResponse response = options.error({}, 503, "too many connections");
       const std::string wire = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: " + response.content_type +
                                "\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: " +
                                std::to_string(response.body.size()) + "\r\n\r\n" + response.body;

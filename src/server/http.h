@@ -127,8 +127,9 @@ struct HttpOptions {
   std::function<bool(const HttpRequest& head, HttpResponse& response)> gate;
   // Gets complete requests, on an I/O thread: what is slow goes elsewhere.
   std::function<void(std::shared_ptr<Exchange>)> handle;
-  // Dresses an error of the transport itself (400, 408, 413, 431, 503 …).
-  std::function<HttpResponse(int status, std::string_view reason)> error;
+  // Dresses an error of the transport itself (400, 408, 413, 431, 503 …). Of the request as much is known as was
+  // read: no path where its head is at fault.
+  std::function<HttpResponse(const HttpRequest& request, int status, std::string_view reason)> error;
   // After each answer, for the request log and metrics: status 0 where the client left first.
   std::function<void(const HttpRequest&, int status, size_t body_bytes, double seconds)> done;
 };

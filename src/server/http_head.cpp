@@ -35,7 +35,8 @@ HeadFault check_request_line(std::string_view line, bool& is_1_1) {
   for (unsigned char c : target)
     if (c <= 0x20 || c >= 0x7F || c == '#')
       return {400, "request line: the target holds an illegal character"};
-  if (target[0] != '/' && target != "*") return {400, "request line: expected a target that starts with /"};
+  if (target[0] != '/' && target != "*" && http_authority(target).empty())
+    return {400, "request line: expected a target that starts with / or http://"};
   if (version == "HTTP/1.1")
     is_1_1 = true;
   else if (version != "HTTP/1.0")
@@ -48,6 +49,16 @@ HeadFault check_request_line(std::string_view line, bool& is_1_1) {
 size_t find_http_head_end(std::string_view bytes) {
   const size_t at = bytes.find("\r\n\r\n");
   return at == std::string_view::npos ? at : at + 4;
+}
+
+std::string_view http_authority(std::string_view target) {
+  for (const std::string_view scheme : {std::string_view("http://"), std::string_view("https://")}) {
+    if (target.size() <= scheme.size() || !equals_nocase(target.substr(0, scheme.size()), scheme)) continue;
+    target.remove_prefix(scheme.size());
+    const std::string_view authority = target.substr(0, target.find_first_of("/?"));
+    return authority.find('@') == authority.npos ? authority : std::string_view();
+  }
+  return {};
 }
 
 HeadFault check_http_head(std::string_view head, size_t max_fields) {
@@ -90,6 +101,8 @@ HeadFault check_http_head(std::string_view head, size_t max_fields) {
       ++encodings;
       if (!equals_nocase(value, "chunked"))
         return {501, "header: expected Transfer-Encoding chunked or none"};
+    } else if (equals_nocase(name, "content-encoding")) {
+      if (!equals_nocase(value, "identity")) return {415, "header: expected no Content-Encoding"};
     } else if (equals_nocase(name, "upgrade") && equals_nocase(value, "h2c")) {
       continue;  // an offer, which may be ignored
     }

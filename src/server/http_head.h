@@ -3,9 +3,9 @@
 // the raw bytes, and comes first:
 //
 //   CRLF line ends only; no NUL, no control characters; a method of token characters; a target that starts
-//   with / (or *), without spaces; HTTP/1.0 or 1.1; no obsolete line folding; no white space before a colon;
+//   with / or http:// (or is *), without spaces; HTTP/1.0 or 1.1; no obsolete line folding; no white space before a colon;
 //   exactly one Host in HTTP/1.1; at most one Content-Length, digits only; Transfer-Encoding only in
-//   HTTP/1.1, only "chunked", once, and never beside Content-Length.
+//   HTTP/1.1, only "chunked", once, and never beside Content-Length; no Content-Encoding.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,9 @@ struct HeadFault {
 
 // `head` ends with the empty line.
 HeadFault check_http_head(std::string_view head, size_t max_fields = 200);
+
+// The authority of a target in absolute form, http://HOST:PORT/PATH; empty where it has another form.
+std::string_view http_authority(std::string_view target);
 
 // Offset just past the empty line that ends the head, or npos.
 size_t find_http_head_end(std::string_view bytes);

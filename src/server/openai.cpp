@@ -140,23 +140,90 @@ const std::initializer_list<std::string_view> kHarmless = {"user",
                                                            "verbosity",
                                                            "prediction"};
 
-// ---- chat/completions ----
-
-class ChatWriter : public ReplyWriter {
+// What both endpoints share: the head that every chunk repeats, choices, usage, errors. A choice's payload is a JSON
+// object under "delta" (chat) or a string under "text" (completions).
+class ChoicesWriter : public ReplyWriter {
  public:
-  explicit ChatWriter(const ChatRequest& request)
-      : id_(random_id("chatcmpl-")),
-        stream_(request.stream),
+  bool is_stream() const override { return stream_; }
+
+  void finish(const ReplyEnd& end, std::string& out) override {
+    if (stream_)
+      chunk(out, end.reply, empty_, fmt::format("\"{}\"", finish_name(end.reason)));
+    else
+      replies_[static_cast<size_t>(end.reply)].end = end;
+  }
+
+  void end(const ReplyUsage& usage, std::string& out) override {
+    if (stream_) {
+      if (include_usage_) {
+        out += "data: " + head_ + "],\"usage\":";
+        append_openai_usage(out, usage);
+        out += "}\n\n";
+      }
+      out += "data: [DONE]\n\n";
+      return;
+    }
+    out += head_;
+    for (size_t i = 0; i < replies_.size(); ++i) {
+      out += fmt::format(R"({}{{"index":{},)", i ? "," : "", i);
+      append_payload(out, i);
+      out += R"(,"logprobs":)";
+      wants_logprobs_ ? append_logprobs(out, i, replies_[i].logprobs) : void(out += "null");
+      out += fmt::format(R"(,"finish_reason":"{}"}})", finish_name(replies_[i].end.reason));
+    }
+    out += "],\"usage\":";
+    append_openai_usage(out, usage);
+    out += '}';
+  }
+
+  void error(const ApiError& error, std::string& out) override {
+    out += "data: " + openai_error(error) + "\n\ndata: [DONE]\n\n";
+  }
+  std::string error_body(const ApiError& error) const override { return openai_error(error); }
+
+ protected:
+  ChoicesWriter(const ChatRequest& request, std::string_view id, std::string_view object,
+                std::string_view stream_object, std::string_view key, std::string_view empty)
+      : stream_(request.stream),
         include_usage_(request.include_usage),
+        wants_logprobs_(request.sampling.n_logprobs >= 0),
+        key_(key),
+        empty_(empty),
         replies_(static_cast<size_t>(request.n)) {
-    wants_logprobs_ = request.sampling.n_logprobs >= 0;
-    head_ = fmt::format(R"({{"id":"{}","object":"{}","created":{},"model":)", id_,
-                        stream_ ? "chat.completion.chunk" : "chat.completion", unix_seconds());
+    head_ = fmt::format(R"({{"id":"{}","object":"{}","created":{},"model":)", random_id(id),
+                        stream_ ? stream_object : object, unix_seconds());
     append_json_string(head_, request.model);
     head_ += R"(,"system_fingerprint":null,"choices":[)";
   }
 
-  bool is_stream() const override { return stream_; }
+  // "message":… or "text":… of reply i; its log-probabilities.
+  virtual void append_payload(std::string& out, size_t i) = 0;
+  virtual void append_logprobs(std::string& out, size_t i, const std::vector<LogprobEntry>& entries) = 0;
+
+  void chunk(std::string& out, int32_t reply, std::string_view payload, std::string_view reason = "null",
+             std::string_view logprobs = "null") {
+    out += "data: ";
+    out += head_;
+    fmt::format_to(std::back_inserter(out), R"({{"index":{},"{}":{},"logprobs":{},"finish_reason":{}}}])",
+                   reply, key_, payload, logprobs, reason);
+    out += include_usage_ ? ",\"usage\":null}\n\n" : "}\n\n";
+  }
+  void logprobs_chunk(std::string& out, const Piece& piece) {
+    std::string logprobs;
+    append_logprobs(logprobs, static_cast<size_t>(piece.reply), piece.logprobs);
+    chunk(out, piece.reply, empty_, "null", logprobs);
+  }
+
+  const bool stream_, include_usage_, wants_logprobs_;
+  const std::string_view key_, empty_;
+  std::string head_;
+  std::vector<WholeReply> replies_;
+};
+
+class ChatWriter : public ChoicesWriter {
+ public:
+  explicit ChatWriter(const ChatRequest& request)
+      : ChoicesWriter(request, "chatcmpl-", "chat.completion", "chat.completion.chunk", "delta", "{}") {}
 
   void begin(const ReplyUsage&, std::string& out) override {
     if (!stream_) return;
@@ -192,59 +259,16 @@ class ChatWriter : public ReplyWriter {
         break;
       case Piece::Kind::CallEnd:
         return;
-      case Piece::Kind::Logprobs: {
-        std::string logprobs;
-        append_chat_logprobs(logprobs, piece.logprobs);
-        return chunk(out, piece.reply, "{}", "null", logprobs);
-      }
+      case Piece::Kind::Logprobs:
+        return logprobs_chunk(out, piece);
     }
     chunk(out, piece.reply, delta_);
   }
 
-  void finish(const ReplyEnd& end, std::string& out) override {
-    if (!stream_) {
-      replies_[static_cast<size_t>(end.reply)].end = end;
-      return;
-    }
-    chunk(out, end.reply, "{}", fmt::format("\"{}\"", finish_name(end.reason)));
-  }
-
-  void end(const ReplyUsage& usage, std::string& out) override {
-    if (stream_) {
-      if (include_usage_) {
-        out += "data: " + head_ + "],\"usage\":";
-        append_openai_usage(out, usage);
-        out += "}\n\n";
-      }
-      out += "data: [DONE]\n\n";
-      return;
-    }
-    out += head_;
-    for (size_t i = 0; i < replies_.size(); ++i) append_choice(out, i);
-    out += "],\"usage\":";
-    append_openai_usage(out, usage);
-    out += '}';
-  }
-
-  void error(const ApiError& error, std::string& out) override {
-    out += "data: " + openai_error(error) + "\n\ndata: [DONE]\n\n";
-  }
-  std::string error_body(const ApiError& error) const override { return openai_error(error); }
-
  private:
-  void chunk(std::string& out, int32_t reply, std::string_view delta, std::string_view reason = "null",
-             std::string_view logprobs = "null") {
-    out += "data: ";
-    out += head_;
-    fmt::format_to(std::back_inserter(out), R"({{"index":{},"delta":{},"logprobs":{},"finish_reason":{}}}])",
-                   reply, delta, logprobs, reason);
-    out += include_usage_ ? ",\"usage\":null}\n\n" : "}\n\n";
-  }
-
-  void append_choice(std::string& out, size_t i) {
+  void append_payload(std::string& out, size_t i) override {
     const WholeReply& reply = replies_[i];
-    if (i) out += ',';
-    out += fmt::format(R"({{"index":{},"message":{{"role":"assistant","content":)", i);
+    out += R"("message":{"role":"assistant","content":)";
     if (reply.content.empty() && !reply.calls.empty())
       out += "null";
     else
@@ -266,38 +290,21 @@ class ChatWriter : public ReplyWriter {
       }
       out += ']';
     }
-    out += R"(},"logprobs":)";
-    if (wants_logprobs_)
-      append_chat_logprobs(out, reply.logprobs);
-    else
-      out += "null";
-    out += fmt::format(R"(,"finish_reason":"{}"}})", finish_name(reply.end.reason));
+    out += '}';
+  }
+  void append_logprobs(std::string& out, size_t, const std::vector<LogprobEntry>& entries) override {
+    append_chat_logprobs(out, entries);
   }
 
-  const std::string id_;
-  const bool stream_, include_usage_;
-  bool wants_logprobs_ = false;
-  std::string head_, delta_;
-  std::vector<WholeReply> replies_;
+  std::string delta_;
 };
 
-// ---- completions ----
-
-class CompletionWriter : public ReplyWriter {
+class CompletionWriter : public ChoicesWriter {
  public:
   explicit CompletionWriter(const ChatRequest& request)
-      : stream_(request.stream),
-        include_usage_(request.include_usage),
-        wants_logprobs_(request.sampling.n_logprobs >= 0),
-        replies_(static_cast<size_t>(request.n)),
-        offsets_(static_cast<size_t>(request.n)) {
-    head_ = fmt::format(R"({{"id":"{}","object":"text_completion","created":{},"model":)", random_id("cmpl-"),
-                        unix_seconds());
-    append_json_string(head_, request.model);
-    head_ += R"(,"choices":[)";
-  }
+      : ChoicesWriter(request, "cmpl-", "text_completion", "text_completion", "text", "\"\""),
+        offsets_(static_cast<size_t>(request.n)) {}
 
-  bool is_stream() const override { return stream_; }
   void begin(const ReplyUsage&, std::string&) override {}
 
   void piece(const Piece& piece, std::string& out) override {
@@ -307,64 +314,20 @@ class CompletionWriter : public ReplyWriter {
       append_json_string(text, piece.text);
       chunk(out, piece.reply, text);
     } else if (piece.kind == Piece::Kind::Logprobs) {
-      std::string logprobs;
-      append_completion_logprobs(logprobs, piece.logprobs, offsets_[static_cast<size_t>(piece.reply)]);
-      chunk(out, piece.reply, "\"\"", "null", logprobs);
+      logprobs_chunk(out, piece);
     }
   }
-
-  void finish(const ReplyEnd& end, std::string& out) override {
-    if (!stream_)
-      replies_[static_cast<size_t>(end.reply)].end = end;
-    else
-      chunk(out, end.reply, "\"\"", fmt::format("\"{}\"", finish_name(end.reason)));
-  }
-
-  void end(const ReplyUsage& usage, std::string& out) override {
-    if (stream_) {
-      if (include_usage_) {
-        out += "data: " + head_ + "],\"usage\":";
-        append_openai_usage(out, usage);
-        out += "}\n\n";
-      }
-      out += "data: [DONE]\n\n";
-      return;
-    }
-    out += head_;
-    for (size_t i = 0; i < replies_.size(); ++i) {
-      out += fmt::format(R"({}{{"index":{},"text":)", i ? "," : "", i);
-      append_json_string(out, replies_[i].content);
-      out += R"(,"logprobs":)";
-      if (wants_logprobs_)
-        append_completion_logprobs(out, replies_[i].logprobs, offsets_[i]);
-      else
-        out += "null";
-      out += fmt::format(R"(,"finish_reason":"{}"}})", finish_name(replies_[i].end.reason));
-    }
-    out += "],\"usage\":";
-    append_openai_usage(out, usage);
-    out += '}';
-  }
-
-  void error(const ApiError& error, std::string& out) override {
-    out += "data: " + openai_error(error) + "\n\ndata: [DONE]\n\n";
-  }
-  std::string error_body(const ApiError& error) const override { return openai_error(error); }
 
  private:
-  void chunk(std::string& out, int32_t reply, std::string_view text, std::string_view reason = "null",
-             std::string_view logprobs = "null") {
-    out += "data: ";
-    out += head_;
-    fmt::format_to(std::back_inserter(out), R"({{"index":{},"text":{},"logprobs":{},"finish_reason":{}}}])",
-                   reply, text, logprobs, reason);
-    out += include_usage_ ? ",\"usage\":null}\n\n" : "}\n\n";
+  void append_payload(std::string& out, size_t i) override {
+    out += R"("text":)";
+    append_json_string(out, replies_[i].content);
+  }
+  void append_logprobs(std::string& out, size_t i, const std::vector<LogprobEntry>& entries) override {
+    append_completion_logprobs(out, entries, offsets_[i]);
   }
 
-  const bool stream_, include_usage_, wants_logprobs_;
-  std::string head_;
-  std::vector<WholeReply> replies_;
-  std::vector<int64_t> offsets_;
+  std::vector<int64_t> offsets_;  // of the text said so far, in characters
 };
 
 }  // namespace
@@ -388,7 +351,7 @@ ChatRequest parse_chat_completion(const Json& body, const RequestLimits& limits)
 
   const bool logprobs = fields.boolean("logprobs").value_or(false);
   const auto top = fields.integer("top_logprobs", 0, 20);
-  if (top && !logprobs) bad_request("top_logprobs", "needs logprobs to be true");
+  if (top.value_or(0) > 0 && !logprobs) bad_request("top_logprobs", "needs logprobs to be true");
   if (logprobs) request.sampling.n_logprobs = static_cast<int32_t>(top.value_or(0));
 
   const Json* messages = fields.get("messages");
@@ -432,6 +395,7 @@ ChatRequest parse_chat_completion(const Json& body, const RequestLimits& limits)
   fields.refuse("function_call", "not supported; expected tool_choice");
   fields.refuse("web_search_options", "web search is not supported");
   fields.refuse("chat_template", "templates are not taken from requests");
+  refuse_other_formats(fields);
   fields.ignore(kHarmless);
   log_unknown_fields("chat/completions", fields.unknown());
   return request;
@@ -464,7 +428,8 @@ ChatRequest parse_completion(const Json& body, const RequestLimits& limits) {
     if (static_cast<int64_t>(one->size()) > limits.context)
       throw ApiError(
           400,
-          fmt::format("prompt: the context is {} tokens and the prompt has {}", limits.context, one->size()),
+          fmt::format("prompt is too long: {} tokens > {} maximum; the maximum context length is {} tokens",
+                      one->size(), limits.context - 1, limits.context),
           "prompt", "context_length_exceeded");
     for (size_t i = 0; i < one->size(); ++i) {
       const Json& id = one->as_array()[i];
@@ -489,6 +454,7 @@ ChatRequest parse_completion(const Json& body, const RequestLimits& limits) {
     read_response_format(*format, "response_format", request);
   fields.refuse("tools", "tools need /v1/chat/completions");
   fields.refuse("chat_template", "templates are not taken from requests");
+  refuse_other_formats(fields);
   fields.ignore(kHarmless);
   log_unknown_fields("completions", fields.unknown());
   return request;
@@ -516,18 +482,22 @@ std::string openai_error(const ApiError& error) {
   return out + "}}";
 }
 
+std::string openai_model(const std::string& name, const std::string& root, int64_t context, int64_t created) {
+  std::string out = R"({"id":)";
+  append_json_string(out, name);
+  out += fmt::format(R"(,"object":"model","created":{},"owned_by":"quern","root":)", created);
+  append_json_string(out, root);
+  return out +
+         fmt::format(R"(,"max_model_len":{},"context_length":{},"capabilities":["completion","chat","tools",)"
+                     R"("thinking","structured_output"],"input_modalities":["text"]}})",
+                     context, context);
+}
+
 std::string openai_models(const std::vector<std::string>& names, int64_t context, int64_t created) {
   std::string out = R"({"object":"list","data":[)";
   for (size_t i = 0; i < names.size(); ++i) {
-    out += i ? "," : "";
-    out += R"({"id":)";
-    append_json_string(out, names[i]);
-    out += fmt::format(R"(,"object":"model","created":{},"owned_by":"quern","root":)", created);
-    append_json_string(out, names[0]);
-    out +=
-        fmt::format(R"(,"max_model_len":{},"context_length":{},"capabilities":["completion","chat","tools",)"
-                    R"("thinking","structured_output"],"input_modalities":["text"]}})",
-                    context, context);
+    if (i) out += ',';
+    out += openai_model(names[i], names[0], context, created);
   }
   return out + "]}";
 }

@@ -22,6 +22,8 @@ std::unique_ptr<ReplyWriter> make_completion_writer(const ChatRequest& request);
 
 // {"error": {"message", "type", "param", "code"}}
 std::string openai_error(const ApiError& error);
+// One model, of which `root` is the real name; all of them, the real one first.
+std::string openai_model(const std::string& name, const std::string& root, int64_t context, int64_t created);
 std::string openai_models(const std::vector<std::string>& names, int64_t context, int64_t created);
 
 // Logs the fields of a request that nothing reads.

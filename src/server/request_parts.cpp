@@ -171,6 +171,12 @@ void check_tool_choice(const ChatRequest& request, const std::string& path) {
               "names the tool " + write_json(Json(request.tool_name)) + ", which tools does not declare");
 }
 
+void refuse_other_formats(Fields& fields) {
+  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar",
+                           "structured_outputs", "json_schema", "grammar", "regex", "ebnf"})
+    fields.refuse(name, "not supported; expected response_format");
+}
+
 void read_response_format(const Json& value, const std::string& path, ChatRequest& request) {
   Fields fields(value, path);
   const std::string* type = fields.choice("type", {"text", "json_object", "json_schema", "regex", "ebnf"});
@@ -179,6 +185,11 @@ void read_response_format(const Json& value, const std::string& path, ChatReques
   if (*type == "json_object") {
     format.kind = AnswerFormat::Kind::JsonObject;
     format.path = path;
+    if (const Json* schema = fields.get("schema")) {  // as some servers have it
+      format.kind = AnswerFormat::Kind::JsonSchema;
+      format.schema = *schema;
+      format.path = path + ".schema";
+    }
   } else if (*type == "json_schema") {
     format.kind = AnswerFormat::Kind::JsonSchema;
     const Json* wrapper = fields.object("json_schema");

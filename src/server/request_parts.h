@@ -39,6 +39,8 @@ void check_messages(const Json& messages, const std::string& path, const Request
 Json read_function_tools(const Json& tools, const std::string& path, const RequestLimits& limits);
 // A required or named tool must be there.
 void check_tool_choice(const ChatRequest& request, const std::string& path);
+// Fields with which other servers constrain the answer: what would be ignored is not what was asked for.
+void refuse_other_formats(Fields& fields);
 // {"type": "text" | "json_object" | "json_schema", …} as chat/completions has it.
 void read_response_format(const Json& value, const std::string& path, ChatRequest& request);
 

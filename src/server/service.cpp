@@ -73,6 +73,13 @@ bool lists(std::string_view methods, std::string_view method) {
   return false;
 }
 
+// As the Allow header lists them.
+std::string allow_of(std::string_view methods) {
+  std::string allow(methods);
+  for (size_t at = 0; (at = allow.find(' ', at)) != std::string::npos; at += 2) allow.replace(at, 1, ", ");
+  return allow + ", OPTIONS";
+}
+
 // Polls a generation and lets a writer put it into words.
 class ReplyResponder : public Responder {
  public:
@@ -144,12 +151,10 @@ Service::Service(ServiceOptions options, Engine& engine, const Tokenizer& tokeni
   HttpOptions http = options_.http;
   http.gate = [this](const HttpRequest& head, HttpResponse& response) { return gate(head, response); };
   http.handle = [this](std::shared_ptr<Exchange> exchange) { handle(std::move(exchange)); };
-  http.error = [](int status, std::string_view reason) {
-    HttpResponse response;
-    response.status = status;
-    response.body = openai_error(ApiError(status, std::string(reason)));
-    if (status == 503) response.headers.emplace_back("Retry-After", "1");
-    return response;
+  http.error = [this](const HttpRequest& request, int status, std::string_view reason) {
+    ApiError error(status, std::string(reason));
+    if (status == 503) error.retry_after = 1;
+    return error_response(request, error);
   };
   http.done = [this](const HttpRequest& request, int status, size_t bytes, double seconds) {
     metrics_.count_answer(request.path.empty() ? "malformed" : route_name(request.path), status);
@@ -271,6 +276,12 @@ bool Service::gate(const HttpRequest& head, HttpResponse& response) {
     return true;
   }
   const std::string_view methods = methods_of(head.path);
+  if (head.method == "OPTIONS" && (!methods.empty() || head.path == "*")) {
+    response.status = 204;
+    response.headers.emplace_back("Allow",
+                                  head.path == "*" ? "GET, HEAD, POST, DELETE, OPTIONS" : allow_of(methods));
+    return true;
+  }
   if (methods.empty()) {
     response = error_response(
         head,
@@ -280,9 +291,7 @@ bool Service::gate(const HttpRequest& head, HttpResponse& response) {
   if (!lists(methods, head.method)) {
     response =
         error_response(head, ApiError(405, fmt::format("expected {}, found {}", methods, head.method)));
-    std::string allow(methods);
-    for (size_t at = 0; (at = allow.find(' ', at)) != std::string::npos; at += 2) allow.replace(at, 1, ", ");
-    response.headers.emplace_back("Allow", allow);
+    response.headers.emplace_back("Allow", allow_of(methods));
     return true;
   }
   if (head.method == "POST") {
@@ -385,9 +394,7 @@ void Service::get(const std::shared_ptr<Exchange>& exchange) {
         options_.model_names.end())
       throw ApiError(404, "the model " + write_json(Json(name.substr(0, 100))) + " does not exist", "model",
                      "model_not_found");
-    std::string list = openai_models({name}, engine_.limits().context, created_);
-    const size_t begin = list.find('[') + 1;
-    response.body = list.substr(begin, list.size() - 2 - begin);
+    response.body = openai_model(name, options_.model_names[0], engine_.limits().context, created_);
   } else {
     const std::string id = path.substr(14);
     const auto stored = store_.get(id);

@@ -60,7 +60,7 @@ class HttpTest : public ::testing::Test {
     o.limits.idle_seconds = 1;
     o.limits.ping_seconds = 0.2;
     o.limits.write_stall_seconds = 1;
-    o.error = [](int status, std::string_view reason) {
+    o.error = [](const HttpRequest&, int status, std::string_view reason) {
       HttpResponse r;
       r.status = status, r.body = "{\"error\":\"" + std::string(reason) + "\"}";
       return r;
@@ -202,7 +202,20 @@ TEST_F(HttpTest, ambiguous_framing_is_refused_and_the_connection_closed) {
       {"GET / HTTP/1.1\r\n\r\n", 400},
       {"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400},
       {"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505},
-      {"GET http://evil/ HTTP/1.1\r\nHost: a\r\n\r\n", 400},
+      {"GET ftp://evil/ HTTP/1.1\r\nHost: a\r\n\r\n", 400},
+      {"GET http:// HTTP/1.1\r\nHost: a\r\n\r\n", 400},
+      {"GET http://user@evil/ HTTP/1.1\r\nHost: a\r\n\r\n", 400},
+      {"CONNECT evil:443 HTTP/1.1\r\nHost: evil:443\r\n\r\n", 400},
+      {"PRI * HTTP/2.0\r\n\r\n", 505},
+      {go + "Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", 415},
+      {go + "Transfer-Encoding: chunked\r\n\r\n5\nhello\n0\n\n", 408},  // no line end yet
+      {go + "Transfer-Encoding: chunked\r\n\r\n5\r\nhelloXX0\r\n\r\n", 400},
+      {go + "Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n", 400},
+      {go + "Transfer-Encoding: chunked\r\n\r\n 5\r\nhello\r\n0\r\n\r\n", 400},
+      {go + "Transfer-Encoding:\x0b"
+            "chunked\r\n\r\n0\r\n\r\n",
+       400},
+      {go + "Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n", 400},
       {"GET /a b HTTP/1.1\r\nHost: a\r\n\r\n", 400},
       {std::string("GET /a\0 HTTP/1.1\r\nHost: a\r\n\r\n", 30), 400},
       {"GET / HTTP/1.1\nHost: a\n\r\n\r\n", 400},
@@ -217,6 +230,23 @@ TEST_F(HttpTest, ambiguous_framing_is_refused_and_the_connection_closed) {
     EXPECT_TRUE(c.wait_closed(3)) << text;
   }
   EXPECT_EQ(Client(server->port()).get("/ok").status, 200);
+}
+
+// What a proxy is sent (RFC 9112, 3.2.2): the target names the host, and the Host header does not count.
+TEST_F(HttpTest, targets_in_absolute_form_name_their_host) {
+  server.reset();
+  HttpOptions o = options();
+  o.handle = [](std::shared_ptr<Exchange> exchange) {
+    const HttpRequest& q = exchange->request;
+    HttpResponse r;
+    r.body = q.path + " " + q.query + " " + std::string(q.header("host"));
+    exchange->respond(r);
+  };
+  start(o);
+  EXPECT_EQ(raw("GET http://a:80/b/c?d=http://e HTTP/1.1\r\nHost: evil\r\n\r\n").body,
+            "/b/c d=http://e a:80");
+  EXPECT_EQ(raw("GET HTTP://a HTTP/1.1\r\nHost: evil\r\n\r\n").body, "/  a");
+  EXPECT_EQ(raw("GET https://a?x HTTP/1.0\r\n\r\n").body, "/ x a");
 }
 
 TEST_F(HttpTest, what_is_too_large_gets_its_own_error) {

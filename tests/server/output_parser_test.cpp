@@ -238,6 +238,20 @@ TEST(OutputParser, values_have_the_types_of_the_schema) {
   EXPECT_EQ(typed("obj", " {\"a\":\n 1} "), "{\"a\":\n 1}");
 }
 
+// R47: values are only ever read as JSON.
+TEST(OutputParser, values_that_look_like_code_are_text) {
+  for (const char* value :
+       {"__import__('os').system('id')", "$(id)", "{{ 7 * 7 }}", "1+1", "[x for x in (1,)]", "eval(1)",
+        "None or 1", "0x10", "1_000", "True and False", "{'a': 1}", "NaN", "Infinity", "-Infinity"})
+    for (const char* parameter : {"count", "ratio", "on", "tags", "note"}) {
+      const Reply r = both(call("typed", {{parameter, value}}), false);
+      ASSERT_EQ(r.calls.size(), 1u) << value;
+      const Json arguments = parse_json(r.calls[0].arguments);
+      ASSERT_TRUE(arguments.find(parameter)->is_string()) << r.calls[0].arguments;
+      EXPECT_EQ(arguments.find(parameter)->as_string(), value);
+    }
+}
+
 TEST(OutputParser, string_arguments_stream_as_they_come) {
   OutputParser parser(with_tools());
   parser.push("<tool_call>", true);

@@ -21,7 +21,7 @@ TEST(Service, models_and_their_aliases_are_listed) {
   const Json list = c.get("/v1/models").json();
   EXPECT_EQ(at(list, "data").size(), 2u);
   EXPECT_EQ(at(list, "data", 1, "id").as_string(), "tiny");
-  EXPECT_EQ(at(c.get("/v1/models/tiny").json(), "id").as_string(), "tiny");
+  EXPECT_EQ(write_json(c.get("/v1/models/tiny").json()), write_json(at(list, "data", 1)));
   EXPECT_EQ(c.get("/v1/models/none").status, 404);
 }
 
@@ -125,7 +125,17 @@ TEST(Service, unknown_routes_and_methods_are_named) {
   EXPECT_EQ(c.get("/v2/models").status, 404);
   const Reply r = c.get("/v1/chat/completions");
   EXPECT_EQ(r.status, 405);
-  EXPECT_EQ(r.header("allow"), "POST");
+  EXPECT_EQ(r.header("allow"), "POST, OPTIONS");
+  const Reply options = c.request("OPTIONS", "/v1/responses/resp_1");
+  EXPECT_EQ(options.status, 204);
+  EXPECT_EQ(options.header("allow"), "GET, HEAD, DELETE, OPTIONS");
+  EXPECT_EQ(c.request("OPTIONS", "*").status, 204);
+  EXPECT_EQ(c.request("OPTIONS", "/nowhere").status, 404);
+  for (const char* method : {"PUT", "PATCH", "TRACE", "DELETE", "BREW"})
+    EXPECT_EQ(Client(server.port()).request(method, "/v1/models").status, 405) << method;
+  // A host that is not this machine's stays refused where the target names it.
+  EXPECT_EQ(c.get("http://evil.example/v1/models").status, 403);
+  EXPECT_EQ(c.get("http://localhost/v1/models").status, 200);
   EXPECT_EQ(c.post("/v1/embeddings", R"({"input":"a"})").status, 400);
   EXPECT_EQ(c.request("HEAD", "/").status, 200);
 }
@@ -232,6 +242,31 @@ TEST(Service, bodies_that_are_no_json_object_are_refused) {
   }
 }
 
+TEST(Service, a_body_over_the_limit_is_refused_in_the_words_of_its_api) {
+  ServiceOptions options;
+  options.http.limits.body_bytes = 1000;
+  options.access.keys = {"k"};
+  ScriptedServer server(script_of("</think>fine"), options);
+  const std::string body(2000, 'a');
+  for (const char* framing : {"length", "chunked"}) {
+    const auto send = [&](const std::string& path, const std::string& key) {
+      Client c(server.port());
+      const std::string head = "POST " + path + " HTTP/1.1\r\nHost: localhost\r\nx-api-key: " + key + "\r\n";
+      if (std::string_view(framing) == "length")
+        c.send(head + "Content-Length: 2000\r\n\r\n" + body);
+      else
+        c.send(head + "Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + body + "\r\n0\r\n\r\n");
+      return c.read();
+    };
+    const Reply openai = send("/v1/chat/completions", "k"), anthropic = send("/v1/messages", "k");
+    EXPECT_EQ(openai.status, 413) << framing;
+    EXPECT_EQ(anthropic.status, 413) << framing;
+    EXPECT_EQ(at(openai.json(), "error", "type").as_string(), "invalid_request_error");
+    EXPECT_EQ(at(anthropic.json(), "error", "type").as_string(), "request_too_large");
+    EXPECT_EQ(send("/v1/messages", "wrong").status, 401) << framing;  // the key comes first
+  }
+}
+
 TEST(Service, messages_with_faults_are_named_by_their_place) {
   ScriptedServer server(script_of("</think>fine"));
   Client c(server.port());
@@ -253,6 +288,91 @@ TEST(Service, messages_with_faults_are_named_by_their_place) {
     const Reply r = c.post("/v1/chat/completions", "{\"messages\":" + messages + "}");
     EXPECT_EQ(r.status, 400) << messages;
     EXPECT_TRUE(error_of(r).starts_with(name)) << name << ": " << error_of(r);
+  }
+}
+
+// R51, R53, R55: this model sees no images. Wherever one stands it is refused by its place; nothing is fetched, and
+// nothing becomes text.
+TEST(Service, images_and_files_are_refused_wherever_they_stand) {
+  ScriptedServer server(script_of("</think>fine"));
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener, 4), 0);
+  socklen_t size = sizeof address;
+  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  const std::string here = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + "/a.png";
+  Client c(server.port());
+  for (const std::string& url :
+       {here, std::string("http://169.254.169.254/"), std::string("http://[::ffff:127.0.0.1]/"),
+        std::string("file:///etc/passwd"), std::string("data:image/png;base64,iVBORw0KGgo"),
+        std::string("data:text/plain,hello"), std::string("")}) {
+    const std::string part = R"({"type":"image_url","image_url":{"url":")" + url + "\"}}";
+    for (const char* role : {"user", "system", "assistant", "tool"}) {
+      const Reply r =
+          c.post("/v1/chat/completions",
+                 R"({"messages":[{"role":"user","content":"a"},{"role":")" + std::string(role) +
+                     R"(","tool_call_id":"t","content":[{"type":"text","text":"b"},)" + part + "]}]}");
+      EXPECT_EQ(r.status, 400) << role << " " << url;
+      EXPECT_TRUE(error_of(r).starts_with("messages[1].content[1]")) << error_of(r);
+    }
+    const Reply item =
+        c.post("/v1/responses", R"({"input":[{"role":"user","content":[{"type":"input_image","image_url":")" +
+                                    url + R"("}]}]})");
+    EXPECT_EQ(item.status, 400);
+    EXPECT_TRUE(error_of(item).starts_with("input[0].content[0]")) << error_of(item);
+    const std::string image = R"({"type":"image","source":{"type":"url","url":")" + url + "\"}}";
+    for (const std::string& block :
+         {image, R"({"type":"tool_result","tool_use_id":"t","content":[)" + image + "]}",
+          R"({"type":"document","source":{"type":"url","url":")" + url + "\"}}"}) {
+      const Reply r = c.post("/v1/messages",
+                             R"({"max_tokens":5,"messages":[{"role":"user","content":[)" + block + "]}]}");
+      EXPECT_EQ(r.status, 400) << block;
+      EXPECT_TRUE(error_of(r).starts_with("messages[0].content[0]")) << error_of(r);
+    }
+  }
+  for (const char* kind : {"input_audio", "file", "video_url", "input_file"}) {
+    const Reply r = c.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":[{"type":")" +
+                                                       std::string(kind) + "\"}]}]}");
+    EXPECT_EQ(r.status, 400) << kind;
+  }
+  pollfd knocks{listener, POLLIN, 0};
+  EXPECT_EQ(::poll(&knocks, 1, 50), 0) << "something was fetched";
+  ::close(listener);
+  const Json models = c.get("/v1/models").json();
+  EXPECT_EQ(write_json(at(models, "data", size_t{0}, "input_modalities")), R"(["text"])");
+}
+
+// R13: one long run of a character, as a user's text and as a tool's result, is counted in linear time and refused.
+TEST(Service, long_runs_of_one_character_are_refused_for_their_length_and_quickly) {
+  ScriptedServer server(R"({"context":4096,"replies":[{"match":"","text":"</think>fine"}]})");
+  Client c(server.port(), 60);
+  for (const char* one : {"A", "\n", " ", "=", "\u4e2d", "\u0301", "<", "\U0001F600"}) {
+    std::string run;
+    for (int i = 0; i < 200'000; ++i) run += one;
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string text = write_json(Json(run));
+    const Reply user =
+        c.post("/v1/chat/completions", R"({"messages":[{"role":"user","content":)" + text + "}]}");
+    const Reply result = c.post(
+        "/v1/chat/completions",
+        R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"","tool_calls":[{"id":"t","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"t","content":)" +
+            text + "}]}");
+    for (const Reply* r : {&user, &result})
+      EXPECT_TRUE(r->status == 200 || at(r->json(), "error", "code").as_string() == "context_length_exceeded")
+          << r->body;
+    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 8)
+        << write_json(Json(one));
+    EXPECT_EQ(c.post("/v1/chat/completions", chat_body("a")).status, 200);
+  }
+  const Reply over =
+      c.post("/v1/messages", R"({"max_tokens":5,"messages":[{"role":"user","content":)" +
+                                 write_json(Json(std::string(20'000, '=') + " a b c")) + "}]}");
+  if (over.status != 200) {  // coding clients look for these words
+    EXPECT_NE(error_of(over).find("prompt is too long: "), std::string::npos) << over.body;
+    EXPECT_NE(error_of(over).find(" > 4095 maximum"), std::string::npos) << over.body;
   }
 }
 
