@@ -96,7 +96,7 @@ void hc_mix(Stream& s, Tensor h, Tensor inj, Tensor x, const MixerWeights& w, in
   }
   if (n_decode_rows > 0) {
     m.n_rows = static_cast<int32_t>(n_decode_rows);
-    hc_mix_decode(s, m);
+    m.width % hc_step(m) == 0 ? hc_mix_decode(s, m) : hc_mix_plain(s, m);
   }
   if (n_decode_rows < n_rows) {
     m.n_rows = static_cast<int32_t>(n_rows - n_decode_rows);

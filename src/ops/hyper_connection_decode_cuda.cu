@@ -5,56 +5,74 @@
 // cluster scales each stream's partial sums as it adds them. The second is up, its sigmoid, and the mean over
 // streams: a warp a stream, 16 columns of h a block.
 #include "ops/cuda/hyper_connection_launch.cuh"
+#include "ops/cuda/weight_stream.cuh"
 
 namespace quern::cuda {
 namespace {
 
-constexpr int kDownWarps = 4;
+constexpr int kWarps = 8, kThreads = kWarps * 32;  // of a block of the first
+constexpr int kHalves = 2;                         // of K in the second, a warp each
 
-// x ⊙ (1 + norm), with the sums of squares of x on the way.
-struct ScaledStage {
-  RowsF32 rows;
-  const float* norm;
-  int first;
-  StagedX staged;
-  float* squares;  // [warps][columns of the block]
-  int n_squares;
+// Columns of x ⊙ (1 + norm), with the sums of squares of x on the way: squares[warp · n_squares + column].
+struct ScaledRows {
+  static constexpr int kEarly = 1;  // chunks a thread whose norm it holds before x is there
+  const MixerView& m;
+  XTile tile;
+  float norm[kEarly][8];
+  float scale;  // streams are not normalised yet: F16 holds 64 times as much of them
 
-  template <bool kSplitPairs>
-  __device__ __forceinline__ void run() {
-    pdl_wait();
-    const int chunks = (staged.k1 - staged.k0) / 8, warp = threadIdx.x / 32;
-    for (int c = 0; c < staged.n_columns; ++c) {
-      const float* row = rows.row(first + c);
-      float q = 0;
-      for (int i = threadIdx.x; i < chunks; i += kDownWarps * 32) {
-        float v[8], w[8];
-        load_eight(v, row, staged.k0 + 8 * i, rows.k, rows.wide);
-        load_eight(w, norm, staged.k0 + 8 * i, rows.k, rows.wide);
+  __device__ __forceinline__ ScaledRows(const MixerView& mixer, const XTile& t)
+      : m(mixer), tile(t), scale(t.order == XOrder::Brain ? 1.0f : 0x1p-6f) {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          q = fmaf(v[e], v[e], q);
-          v[e] *= 1.0f + w[e];
-        }
-        *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * i) = pack_eight<kSplitPairs>(v);
+    for (int u = 0; u < kEarly; ++u) {
+      const int i = static_cast<int>(threadIdx.x) + kThreads * u;
+      if (8 * i < tile.width) load_eight(norm[u], m.norm, tile.k0 + 8 * i, tile.k0 + tile.width, true);
+    }
+  }
+  __device__ __forceinline__ void put(int c, int i, const float (&x)[8], const float (&w)[8],
+                                      float& q) const {
+    float v[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      q = fmaf(x[e], x[e], q);
+      v[e] = x[e] * (1.0f + w[e]) * scale;
+    }
+    tile.put(c, i, v);
+  }
+  __device__ __forceinline__ void stage(int first, float* squares, int n_squares) const {
+    const int end = tile.k0 + tile.width, tid = static_cast<int>(threadIdx.x);
+#pragma unroll 2
+    for (int c = 0; c < tile.n_columns; ++c) {
+      const float* row = m.x + (first + c) * m.x_stride;
+      float x[kEarly][8], q = 0;
+#pragma unroll
+      for (int u = 0; u < kEarly; ++u)
+        load_eight(x[u], row, min(tile.k0 + 8 * (tid + kThreads * u), end - 8), end, true);
+#pragma unroll
+      for (int u = 0; u < kEarly; ++u) {
+        if (8 * (tid + kThreads * u) < tile.width) put(c, tid + kThreads * u, x[u], norm[u], q);
+      }
+      for (int i = tid + kThreads * kEarly; 8 * i < tile.width; i += kThreads) {
+        float w[8];
+        load_eight(x[0], row, tile.k0 + 8 * i, end, true);
+        load_eight(w, m.norm, tile.k0 + 8 * i, end, true);
+        put(c, i, x[0], w, q);
       }
       q = warp_sum(q);
-      if (threadIdx.x % 32 == 0) squares[warp * n_squares + c] = q;
+      if (tid % 32 == 0) squares[tid / 32 * n_squares + c] = q;
     }
-    __syncthreads();
   }
 };
 
 // cluster = streams · per_stream blocks along K; tiles of 16 rows of down, then one of inject.
-template <typename F, int kTiles>
-__global__ __launch_bounds__(kDownWarps * 32, 4) void hc_down_kernel(const __grid_constant__ MixerView m,
-                                                                     float* d, float* r_out, int per_stream,
-                                                                     int row_groups) {
-  pdl_launch();
-  constexpr int kColumns = 8 * kTiles, kThreads = kDownWarps * 32;
-  extern __shared__ __align__(128) uint8_t staged[];
-  __shared__ float part[kDownWarps][kColumns * 16];
-  __shared__ float part_squares[kDownWarps][kColumns];
+template <int kTiles, unsigned kFormats>
+__global__ __launch_bounds__(kThreads, 2) void hc_down_kernel(const __grid_constant__ MixerView m,
+                                                              const __grid_constant__ RingPlan plan, float* d,
+                                                              float* r_out, int per_stream, int row_groups) {
+  constexpr int kColumns = 8 * kTiles;
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float part[kWarps][kColumns * 16];
+  __shared__ float part_squares[kWarps][kColumns];
   __shared__ float sum[kColumns * 16];
   __shared__ float squares[kColumns];
   __shared__ float r_of[kColumns][kMaxStreams];
@@ -63,42 +81,49 @@ __global__ __launch_bounds__(kDownWarps * 32, 4) void hc_down_kernel(const __gri
   const int tile = at / row_groups, first = at % row_groups * kColumns;
   const int down_tiles = (m.rank + 15) / 16;
   const bool is_inject = tile >= down_tiles;
-  const WeightView w = is_inject ? m.inject : m.down;
+  const WeightView w = choose(is_inject, m.inject, m.down);
   const int row = is_inject ? 0 : tile * 16;
 
-  const int warp = threadIdx.x / 32;
-  const int steps = m.width / per_stream / kStep;  // of this block
-  const int begin = rank * steps + part_begin(steps, warp, kDownWarps);
-  const int end = rank * steps + part_begin(steps, warp + 1, kDownWarps);
-  const RowsF32 rows{m.x, m.x_stride, m.n_rows, m.streams * m.width, true};
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32;
+  const int steps = m.width / per_stream / step_values(w);  // of this block
+  const int begin = rank * steps + part_begin(steps, warp, kWarps),
+            end = rank * steps + part_begin(steps, warp + 1, kWarps);
+  WeightRing ring(plan, memory + warp * plan.bytes, w);
+  ring.aim(w, row, w, row + 8, begin, end);
+  ring.begin(begin, end - begin);
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) ring.put();
   const int n_columns = min(kColumns, m.n_rows - first);
-  ScaledStage stage{
-      rows,
-      m.norm,
-      first,
-      {staged, staged_stride(steps), n_columns, rank * steps * kStep, (rank + 1) * steps * kStep},
-      &part_squares[0][0],
-      kColumns};
-  float acc[kTiles * 4];
-  product<F, kTiles>(acc, w, row, begin, end, stage);
+  const ScaledRows rows(m,
+                        x_tile(memory + kWarps * plan.bytes, w, n_columns, rank * steps, (rank + 1) * steps));
+  pdl_wait();
+  pdl_launch();  // after the wait: the next kernel may read x before its own
+  rows.stage(first, &part_squares[0][0], kColumns);
+  __syncthreads();
+  float acc[kTiles][4] = {};
+  const uint32_t from = x_place(rows.tile, w, tid % 32 / 4, begin);
+  const int eight = kTiles == 1 ? 0 : static_cast<int>(x_place(rows.tile, w, 8 + tid % 32 / 4, begin) - from);
+  walk<kTiles, kFormats>(acc, w, row, w, row + 8, begin, end - begin, ring, from, eight, kTiles,
+                         [&] { ring.put(); });
+  finish<kTiles>(acc, w, row, w, row + 8);
   store_tile<kTiles>(part[warp], acc);
   __syncthreads();
-  for (int i = threadIdx.x; i < kColumns * 16; i += kThreads) {
+  for (int i = tid; i < kColumns * 16; i += kThreads) {
     float v = part[0][i];
 #pragma unroll
-    for (int p = 1; p < kDownWarps; ++p) v += part[p][i];
+    for (int p = 1; p < kWarps; ++p) v += part[p][i];
     sum[i] = v;
   }
-  for (int i = threadIdx.x; i < n_columns; i += kThreads) {
-    float v = part_squares[0][i];
+  if (tid < n_columns) {
+    float v = part_squares[0][tid];
 #pragma unroll
-    for (int p = 1; p < kDownWarps; ++p) v += part_squares[p][i];
-    squares[i] = v;
+    for (int p = 1; p < kWarps; ++p) v += part_squares[p][tid];
+    squares[tid] = v;
   }
   cluster_arrive();
   cluster_wait();
   if (rank == 0) {
-    for (int i = threadIdx.x; i < n_columns * m.streams; i += kThreads) {
+    for (int i = tid; i < n_columns * m.streams; i += kThreads) {
       const int c = i / m.streams, s = i % m.streams;
       float q = 0;
       for (int p = 0; p < per_stream; ++p) q += cluster_load(&squares[c], s * per_stream + p);
@@ -107,14 +132,18 @@ __global__ __launch_bounds__(kDownWarps * 32, 4) void hc_down_kernel(const __gri
       if (tile == 0) r_out[(first + c) * m.streams + s] = r;
     }
     __syncthreads();
-    const float inverse = 1.0f / static_cast<float>(m.streams);
-    for (int i = threadIdx.x; i < kColumns * 16; i += kThreads) {
+    const float inverse = 1.0f / (static_cast<float>(m.streams) * rows.scale);
+    for (int i = tid; i < n_columns * 16; i += kThreads) {
       const int c = i / 16, t = first + c, n = row + i % 16;
-      if (t >= m.n_rows || n >= w.n) continue;
+      if (n >= w.n) continue;
+      float piece[2 * kMaxStreams];
+#pragma unroll
+      for (int p = 0; p < 2 * kMaxStreams; ++p) piece[p] = p < cluster ? cluster_load(&sum[i], p) : 0.0f;
       float v = 0;
-      for (int s = 0; s < m.streams; ++s) {
-        float q = 0;
-        for (int p = 0; p < per_stream; ++p) q += cluster_load(&sum[i], s * per_stream + p);
+#pragma unroll
+      for (int s = 0; s < kMaxStreams; ++s) {
+        if (s >= m.streams) break;
+        const float q = per_stream == 2 ? piece[2 * s] + piece[2 * s + 1] : piece[s];
         v = fmaf(r_of[c][s], q, v);
       }
       v *= inverse;
@@ -129,53 +158,77 @@ __global__ __launch_bounds__(kDownWarps * 32, 4) void hc_down_kernel(const __gri
   cluster_wait();
 }
 
-// As many threads as streams have warps.
-struct UpStage : PlainStage<32> {
-  template <bool kSplitPairs>
-  __device__ __forceinline__ void run() {
-    pdl_wait();
-    const int chunks = staged.k1 / 8;
-    for (int i = threadIdx.x; i < chunks * staged.n_columns; i += blockDim.x) {
-      const int c = i / chunks, at = i % chunks;
-      float v[8];
-      load_eight(v, rows.row(first + c), 8 * at, rows.k, rows.wide);
-      *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * at) = pack_eight<kSplitPairs>(v);
-    }
-    __syncthreads();
-  }
-};
-
-template <typename F, int kTiles>
-__global__ __launch_bounds__(kMaxStreams * 32, 4) void hc_up_kernel(const __grid_constant__ MixerView m,
-                                                                    const float* d, const float* r,
-                                                                    int row_groups) {
-  pdl_launch();
+// Two warps a stream, 16 columns of h a block.
+template <int kTiles, unsigned kFormats>
+__global__ __launch_bounds__(kMaxStreams* kHalves * 32,
+                             2) void hc_up_kernel(const __grid_constant__ MixerView m,
+                                                  const __grid_constant__ RingPlan plan, const float* d,
+                                                  const float* r, int row_groups) {
   constexpr int kColumns = 8 * kTiles;
-  extern __shared__ __align__(128) uint8_t staged[];
-  __shared__ float mix[kMaxStreams][kColumns * 16];
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float mix[kMaxStreams][kHalves][kColumns * 16];
   const int i0 = static_cast<int>(blockIdx.x) / row_groups * 16;
   const int first = static_cast<int>(blockIdx.x) % row_groups * kColumns;
-  const int s = threadIdx.x / 32;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, n_threads = static_cast<int>(blockDim.x);
+  const WeightView& w = m.up;
+  const int steps = stream_steps(w), row = warp / kHalves * m.width + i0;
+  const int begin = part_begin(steps, warp % kHalves, kHalves),
+            end = part_begin(steps, warp % kHalves + 1, kHalves);
+  WeightRing ring(plan, memory + warp * plan.bytes, w);
+  ring.aim(w, row, w, row + 8, begin, end);
+  ring.begin(begin, end - begin);
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) ring.put();
+  pdl_launch();
+  // What the block's first columns are multiplied by: hc_down lets this kernel start after its own wait, so x is there.
+  const int n_columns = min(kColumns, m.n_rows - first);
+  const int mine = first + tid / 16, column = i0 + tid % 16;
+  const bool works = tid < 16 * n_columns && column < m.width;
+  float x_of[kMaxStreams] = {}, norm_of[kMaxStreams] = {};
+  if (works) {
+#pragma unroll
+    for (int q = 0; q < kMaxStreams; ++q) {
+      if (q >= m.streams) break;
+      x_of[q] = __ldcg(m.x + mine * m.x_stride + int64_t{q} * m.width + column);
+      norm_of[q] = m.norm[int64_t{q} * m.width + column];
+    }
+  }
   const RowsF32 rows{d, m.rank, m.n_rows, m.rank, m.rank % 16 == 0};
-  const int steps = steps_of(m.rank), row = s * m.width + i0;
-  UpStage stage{{rows,
-                 nullptr,
-                 first,
-                 {staged, staged_stride(steps), min(kColumns, m.n_rows - first), 0, steps * kStep},
-                 false}};
-  float acc[kTiles * 4];
-  product<F, kTiles>(acc, m.up, row, 0, steps, stage);
-  store_tile<kTiles>(mix[s], acc);
+  const XTile x = x_tile(memory + m.streams * kHalves * plan.bytes, w, n_columns, 0, steps);
+  pdl_wait();
+  float r_of[kMaxStreams] = {};
+  if (works) {
+#pragma unroll
+    for (int q = 0; q < kMaxStreams; ++q) {
+      if (q < m.streams) r_of[q] = __ldcg(r + mine * m.streams + q);
+    }
+  }
+  if (tid < 64 || n_threads == kThreads) {
+    n_threads == kThreads ? stage_rows<kThreads>(x, rows, nullptr, first, tid)
+                          : stage_rows<64>(x, rows, nullptr, first, tid);
+  }
+  __syncthreads();
+  float acc[kTiles][4] = {};
+  const uint32_t from = x_place(x, w, tid % 32 / 4, begin);
+  const int eight = kTiles == 1 ? 0 : static_cast<int>(x_place(x, w, 8 + tid % 32 / 4, begin) - from);
+  walk<kTiles, kFormats>(acc, w, row, w, row + 8, begin, end - begin, ring, from, eight, kTiles,
+                         [&] { ring.put(); });
+  finish<kTiles>(acc, w, row, w, row + 8);
+  store_tile<kTiles>(mix[warp / kHalves][warp % kHalves], acc);
   __syncthreads();
   const float inverse = 1.0f / static_cast<float>(m.streams);
-  for (int i = threadIdx.x; i < kColumns * 16; i += blockDim.x) {
+  for (int i = tid; i < n_columns * 16; i += n_threads) {
     const int t = first + i / 16, c = i0 + i % 16;
-    if (t >= m.n_rows || c >= m.width) continue;
+    if (c >= m.width) continue;
     float v = 0;
-    for (int q = 0; q < m.streams; ++q) {
+#pragma unroll
+    for (int q = 0; q < kMaxStreams; ++q) {
+      if (q >= m.streams) break;
       const int64_t at = int64_t{q} * m.width + c;
-      const float n = m.x[t * m.x_stride + at] * r[t * m.streams + q] * (1.0f + m.norm[at]);
-      v = fmaf(scalar::sigmoid(mix[q][i]), n, v);
+      const float x_at = i == tid ? x_of[q] : m.x[t * m.x_stride + at];
+      const float r_at = i == tid ? r_of[q] : r[t * m.streams + q];
+      const float norm = i == tid ? norm_of[q] : m.norm[at];
+      v = fmaf(scalar::sigmoid(mix[q][0][i] + mix[q][1][i]), x_at * r_at * (1.0f + norm), v);
     }
     m.h[t * m.h_stride + c] = v * inverse;
   }
@@ -183,30 +236,43 @@ __global__ __launch_bounds__(kMaxStreams * 32, 4) void hc_up_kernel(const __grid
 
 }  // namespace
 
+int hc_step(const MixerView& m) {
+  return std::max({kStep, step_values(m.down), m.inj ? step_values(m.inject) : 0});
+}
+
 void hc_mix_decode(Stream& s, const MixerView& m) {
-  QUERN_CHECK(m.width % kStep == 0 && m.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(m.x) % 16 == 0,
-              "hc_mix on CUDA takes streams of a multiple of 64 values");
+  QUERN_CHECK(m.width % hc_step(m) == 0 && m.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(m.x) % 16 == 0,
+              "hc_mix on CUDA takes streams of whole steps");
   ScratchScope scope(s);
   const Tensor d = s.scratch(DType::F32, {m.n_rows, m.rank}),
                r = s.scratch(DType::F32, {m.n_rows, m.streams});
-  const int per_stream = m.width % (2 * kStep) == 0 ? 2 : 1, cluster = m.streams * per_stream;
+  const int per_stream = m.width % (2 * hc_step(m)) == 0 ? 2 : 1, cluster = m.streams * per_stream;
   const int tiles = ceil_div(m.rank, 16) + (m.inj ? 1 : 0);
-  const int columns = m.n_rows <= 8 ? 8 : 16, groups = ceil_div(m.n_rows, columns),
+  const bool any = !streams(m.down) || !streams(m.up) || (m.inj && !streams(m.inject));
+  const int columns = m.n_rows <= 8 && !any ? 8 : 16, groups = ceil_div(m.n_rows, columns),
             used = std::min(columns, m.n_rows);
-  with_format_host(m.down.kind, [&](auto format) {
-    using F = decltype(format);
-    launch(s, columns == 8 ? hc_down_kernel<F, 1> : hc_down_kernel<F, 2>,
-           dim3(static_cast<unsigned>(tiles * groups * cluster)), kDownWarps * 32,
-           static_cast<size_t>(staged_stride(m.width / per_stream / kStep) * used), cluster, m, d.as<float>(),
-           r.as<float>(), per_stream, groups);
-  });
-  with_format_host(m.up.kind, [&](auto format) {
-    using F = decltype(format);
-    launch(s, columns == 8 ? hc_up_kernel<F, 1> : hc_up_kernel<F, 2>,
-           dim3(static_cast<unsigned>(ceil_div(m.width, 16) * groups)), m.streams * 32,
-           static_cast<size_t>(staged_stride(steps_of(m.rank)) * used), 1, m,
-           static_cast<const float*>(d.as<float>()), static_cast<const float*>(r.as<float>()), groups);
-  });
+  const auto x_bytes = [&](const WeightView& w) {
+    return x_stride(w, m.width / per_stream / step_values(w)) * used;
+  };
+  const int block_width = m.width / per_stream;
+  const auto down_steps = [&](const WeightView& w) { return ceil_div(block_width / step_values(w), kWarps); };
+  const RingPlan down = ring_plan(std::max(down_steps(m.down), m.inj ? down_steps(m.inject) : 1), 1, 2,
+                                  is_f4(m.down) || (m.inj && is_f4(m.inject))),
+                 up = ring_plan(ceil_div(stream_steps(m.up), kHalves), 1, 2, is_f4(m.up));
+  launch(s,
+         any            ? hc_down_kernel<2, kWalkAny>
+         : columns == 8 ? hc_down_kernel<1, kWalkStreams>
+                        : hc_down_kernel<2, kWalkStreams>,
+         dim3(static_cast<unsigned>(tiles * groups * cluster)), kThreads,
+         static_cast<size_t>(kWarps * down.bytes + std::max(x_bytes(m.down), m.inj ? x_bytes(m.inject) : 0)),
+         cluster, m, down, d.as<float>(), r.as<float>(), per_stream, groups);
+  launch(s,
+         any            ? hc_up_kernel<2, kWalkAny>
+         : columns == 8 ? hc_up_kernel<1, kWalkStreams>
+                        : hc_up_kernel<2, kWalkStreams>,
+         dim3(static_cast<unsigned>(ceil_div(m.width, 16) * groups)), m.streams * kHalves * 32,
+         static_cast<size_t>(m.streams * kHalves * up.bytes + x_stride(m.up, stream_steps(m.up)) * used), 1,
+         m, up, static_cast<const float*>(d.as<float>()), static_cast<const float*>(r.as<float>()), groups);
 }
 
 }  // namespace quern::cuda

@@ -1,221 +1,312 @@
 // moe for decode rows: each chosen expert's weights are read once.
 //
-// Slots are the T·K entries (row, j) and the shared expert. A block belongs to one slot and works only if no
-// earlier entry names the same expert; it then takes every entry that does. One row needs two launches: gate
-// and up, then down with the sum over experts and the injection; more rows write each entry's result whole
-// and sum in a third, by the same function.
+// Entries are the T·K pairs (row, j); those that name one expert form a group, and blocks belong to groups. The shared
+// expert's rows go by eights, as groups before the others. One row needs two launches: gate and up, then down with the
+// sum over experts and the injection. More rows are sorted into groups first, write each entry's result whole and sum in
+// a fourth launch, by the same function.
 #include "ops/cuda/moe_launch.cuh"
+#include "ops/cuda/weight_stream.cuh"
 
 namespace quern::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * 32, kMaxEntries = kMaxDecodeEntries, kColumns = 8;
+constexpr int kWarps = 4, kThreads = kWarps * 32, kColumns = 8;
 
-// The entries of a slot's expert, ascending, found by the first warp. 0 for a slot that has a leader before it.
-__device__ __forceinline__ int entries_of(const int32_t* ids, int n, int slot, int32_t* entries) {
-  const int lane = threadIdx.x % 32;
-  const int expert = __ldcg(ids + slot);
-  int count = 0;
-  for (int i0 = 0; i0 < n; i0 += 32) {
-    const int i = i0 + lane;
-    const unsigned match = __ballot_sync(0xffffffffu, i < n && __ldcg(ids + i) == expert);
-    if (match == 0) continue;
-    if (count == 0 && i0 + __ffs(static_cast<int>(match)) - 1 < slot) return 0;
-    if (match >> lane & 1u) entries[count + __popc(match & ((1u << lane) - 1u))] = i;
-    count += __popc(match);
-  }
-  return count;
-}
+// ---- groups ----
 
-// act[entry, i] = silu(gate_e · h)_i · (up_e · h)_i; the shared expert's rows follow the entries.
-template <typename F>
-__global__ __launch_bounds__(kThreads, 2) void moe_gate_up_kernel(const __grid_constant__ MoeView m,
-                                                                  float* act, int width,
-                                                                  float* shared_weight) {
-  extern __shared__ __align__(128) uint8_t staged[];
-  __shared__ float part[kWarps][2][kColumns * 16];
-  __shared__ int32_t entries[kMaxEntries], list[kMaxEntries];
-  __shared__ int32_t count;
-  __shared__ float reduced[kWarps];
-  pdl_wait();
-  pdl_launch();  // after the wait: the next kernel may read ids before its own
-  const int n_entries = m.h.n_rows * m.top_k, slot = static_cast<int>(blockIdx.y);
-  const bool shared = slot >= n_entries;
-  const int first_shared = (slot - n_entries) * kColumns;  // the shared expert's rows go by eights
-  const int tiles = (width + 15) / 16;
-  if (static_cast<int>(blockIdx.x) == tiles) {  // the shared expert's gate
-    if (!shared) return;
-    for (int t = first_shared; t < min(first_shared + kColumns, m.h.n_rows); ++t) {
-      const float v = row_dot<kThreads>(m.shared_expert_gate, m.h.row(t), m.h.wide, reduced);
-      if (threadIdx.x == 0) shared_weight[t] = scalar::sigmoid(v);
-    }
-    return;
-  }
-  const int row = static_cast<int>(blockIdx.x) * 16;
-  int n = min(first_shared + kColumns, m.h.n_rows), expert = 0;
-  if (!shared) {
-    expert = __ldcg(m.ids + slot);
-    if (m.h.n_rows == 1) {
-      n = 1;
-      if (threadIdx.x == 0) {
-        entries[0] = slot;
-        list[0] = 0;
-      }
-    } else {
-      if (threadIdx.x < 32) {
-        const int c = entries_of(m.ids, n_entries, slot, entries);
-        if (threadIdx.x == 0) count = c;
-      }
-      __syncthreads();
-      n = count;
-      if (n == 0) return;
-      for (int i = threadIdx.x; i < n; i += kThreads) list[i] = entries[i] / m.top_k;
-    }
-    __syncthreads();
-  }
-  const WeightView w[2] = {shared ? m.shared_gate : m.gate.expert(expert),
-                           shared ? m.shared_up : m.up.expert(expert)};
-  if (row >= w[0].n) return;
-  const int warp = threadIdx.x / 32, steps = steps_of(w[0].k);
-  const int begin = part_begin(steps, warp, kWarps), end = part_begin(steps, warp + 1, kWarps);
-  for (int first = shared ? first_shared : 0; first < n; first += kColumns) {
-    PlainStage<kThreads> stage{m.h,
-                               shared ? nullptr : list,
-                               first,
-                               {staged, staged_stride(steps), min(kColumns, n - first), 0, steps * kStep},
-                               true};
-    float acc[2 * 4];
-    product_of_two<F, 1>(acc, w[0], w[1], row, row, begin, end, stage);
-    store_tile<1>(part[warp][0], acc);
-    store_tile<1>(part[warp][1], acc + 4);
-    __syncthreads();
-    for (int i = threadIdx.x; i < kColumns * 16; i += kThreads) {
-      const int c = first + i / 16, r = row + i % 16;
-      if (c >= n || r >= w[0].n) continue;
-      float g = part[0][0][i], u = part[0][1][i];
-#pragma unroll
-      for (int q = 1; q < kWarps; ++q) {
-        g += part[q][0][i];
-        u += part[q][1][i];
-      }
-      const int entry = shared ? n_entries + c : entries[c];
-      act[int64_t{entry} * width + r] = scalar::silu(g) * u;
-    }
-    __syncthreads();
-  }
-}
-
-// One row: a warp an expert, the last one the shared expert; 16 columns of y a block.
-// Every expert's act is a column; a warp uses its own. The routed experts' warps stage theirs together, the shared
-// expert's warp its own, in the order its format asks for; both pass one barrier of the block.
-struct ActStage {
-  const float* act;
-  int width, k, first_thread, n_threads;
-  StagedX staged;
-
-  template <bool kSplitPairs>
-  __device__ __forceinline__ void run() {
-    pdl_wait();
-    const int chunks = staged.k1 / 8;
-    for (int i = static_cast<int>(threadIdx.x) - first_thread; i < chunks * staged.n_columns;
-         i += n_threads) {
-      const int c = i / chunks, at = i % chunks;
-      float v[8];
-      load_eight(v, act + c * width, 8 * at, k, k % 16 == 0 && width % 4 == 0);
-      *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * at) = pack_eight<kSplitPairs>(v);
-    }
-    __syncthreads();
-  }
+// Experts that occur, ascending; group g's entries are entries[begin[g]] … entries[begin[g + 1] - 1], ascending, and
+// `rows` says which row each belongs to.
+struct Groups {
+  int32_t *count, *experts, *begin, *entries, *rows;
 };
 
-template <typename F>
-__global__ __launch_bounds__(16 * 32, 1) void moe_down_row_kernel(const __grid_constant__ MoeView m,
-                                                                  const float* act, int width,
-                                                                  const float* shared_weight) {
+constexpr int kGroupThreads = 1024;  // as many experts at most
+
+__global__ __launch_bounds__(kGroupThreads) void moe_group_kernel(const int32_t* ids, int n_rows, int top_k,
+                                                                  Groups g) {
+  __shared__ int32_t id[kMaxDecodeEntries], entry[kMaxDecodeEntries], next[kGroupThreads],
+      warps[kGroupThreads / 32];
+  pdl_wait();
   pdl_launch();
-  extern __shared__ __align__(128) uint8_t staged[];
-  __shared__ float result[16][16];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const bool shared = warp == m.top_k;
-  // gate_up lets this kernel start after its own wait, so the router's ids are complete.
-  const WeightView down = shared ? m.shared_down : m.down.expert(__ldcg(m.ids + warp));
-  const int row = static_cast<int>(blockIdx.x) * 16, steps = steps_of(down.k),
-            stride = staged_stride(steps_of(width));
-  float acc[4];
-  const int k1 = steps * kStep;
-  ActStage stage = shared ? ActStage{act + int64_t{m.top_k} * width,
-                                     width,
-                                     down.k,
-                                     32 * m.top_k,
-                                     32,
-                                     {staged + m.top_k * stride, stride, 1, 0, k1}}
-                          : ActStage{act, width, down.k, 0, 32 * m.top_k, {staged, stride, m.top_k, 0, k1}};
-  product<F, 1>(acc, down, row, 0, steps, stage, shared ? 0 : warp, true);
-  if (lane % 4 == 0) {
-    result[warp][lane / 4] = acc[0];
-    result[warp][lane / 4 + 8] = acc[2];
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, n = n_rows * top_k;
+  next[tid] = 0;
+  if (tid < n) id[tid] = __ldcg(ids + tid);
+  __syncthreads();
+  if (tid < n) atomicAdd(&next[id[tid]], 1);
+  __syncthreads();
+  // Entries and experts before this one, in the halves of one sum.
+  const int count = next[tid], mine = count | (count > 0 ? 1 << 16 : 0);
+  int before = mine;
+#pragma unroll
+  for (int d = 1; d < 32; d <<= 1) {
+    const int other = __shfl_up_sync(0xffffffffu, before, d);
+    if (lane >= d) before += other;
+  }
+  if (lane == 31) warps[warp] = before;
+  __syncthreads();
+  before -= mine;
+  for (int w = 0; w < warp; ++w) before += warps[w];
+  const int at = before & 0xffff, group = before >> 16;
+  next[tid] = at;
+  if (count > 0) {
+    g.experts[group] = tid;
+    g.begin[group] = at;
+  }
+  if (tid == kGroupThreads - 1) {
+    const int groups = group + (count > 0 ? 1 : 0);
+    *g.count = groups;
+    g.begin[groups] = n;
   }
   __syncthreads();
-  const int i = threadIdx.x, n = row + i;
-  if (i < 16 && n < down.n) {
-    const float v =
-        combine(m.p, m.top_k, shared_weight[0], result[m.top_k][i], [&](int j) { return result[j][i]; });
-    if (m.y) m.y[n] = v;
-    for (int s = 0; s < m.injection.streams; ++s) {
-      float* x = m.x + int64_t{s} * down.n + n;
-      *x = fmaf(m.injection.inj[s], v, *x);
+  if (warp == 0) {  // row by row: a row names an expert once
+    for (int t = 0; t < n_rows; ++t) {
+      if (lane < top_k) {
+        const int i = t * top_k + lane, to = next[id[i]];
+        entry[to] = i;
+        next[id[i]] = to + 1;
+      }
+      __syncwarp();
     }
+  }
+  __syncthreads();
+  if (tid < n) {
+    g.entries[tid] = entry[tid];
+    g.rows[tid] = entry[tid] / top_k;
   }
 }
 
-// y_e[entry, :] = down_e · act[entry, :], 16 columns a warp.
-template <typename F>
-__global__ __launch_bounds__(kThreads, 2) void moe_down_kernel(const __grid_constant__ MoeView m,
-                                                               const float* act, int width, float* y) {
-  pdl_launch();
-  extern __shared__ __align__(128) uint8_t staged[];
-  __shared__ int32_t entries[kMaxEntries];
-  __shared__ int32_t count;
-  const int n_entries = m.h.n_rows * m.top_k, slot = static_cast<int>(blockIdx.y);
-  const bool shared = slot >= n_entries;
-  const int first_shared = (slot - n_entries) * kColumns;
-  int n = min(first_shared + kColumns, m.h.n_rows);
-  if (!shared) {
-    if (threadIdx.x < 32) {
-      const int c = entries_of(m.ids, n_entries, slot, entries);
-      if (threadIdx.x == 0) count = c;
-    }
-    __syncthreads();
-    n = count;
+// What a block works on: columns are rows of h, or entries.
+struct Group {
+  bool shared = false;
+  int expert = 0, n = 0, first = 0;  // n columns; of the shared expert rows first … first + n - 1
+  const int32_t *entries = nullptr, *rows = nullptr;
+};
+// Group y of the grid; of one row, entry by entry. n = 0: nothing to do. The shared expert's are there before the router
+// has run.
+__device__ __forceinline__ bool is_shared(const MoeView& m, int y) { return y * kColumns < m.h.n_rows; }
+__device__ __forceinline__ Group group_of(const MoeView& m, const Groups& g, int y) {
+  Group r;
+  r.shared = is_shared(m, y);
+  if (r.shared) {
+    r.first = y * kColumns;
+    r.n = min(kColumns, m.h.n_rows - r.first);
+    return r;
   }
-  if (n == 0) {
-    pdl_wait();
+  y -= (m.h.n_rows + kColumns - 1) / kColumns;
+  if (m.h.n_rows == 1) {
+    r.expert = __ldcg(m.ids + y);
+    r.first = y;
+    r.n = 1;
+  } else if (y < __ldcg(g.count)) {
+    const int begin = __ldcg(g.begin + y);
+    r.expert = __ldcg(g.experts + y);
+    r.n = __ldcg(g.begin + y + 1) - begin;
+    r.entries = g.entries + begin;
+    r.rows = g.rows + begin;
+  }
+  return r;
+}
+
+// ---- gate and up ----
+
+// act[entry, i] = silu(gate_e · h)_i · (up_e · h)_i; the shared expert's rows follow the entries. A tile is eight rows of
+// gate above the same eight of up, and the warps of a block split K.
+template <unsigned kFormats>
+__global__ __launch_bounds__(kThreads, 5) void moe_gate_up_kernel(const __grid_constant__ MoeView m,
+                                                                  const __grid_constant__ RingPlan plan,
+                                                                  const __grid_constant__ Groups groups,
+                                                                  float* act, int width, float* shared_weight,
+                                                                  int tiles_per_block) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float part[2][kWarps][kColumns * 16];
+  __shared__ float reduced[kWarps];
+  const int n_entries = m.h.n_rows * m.top_k, tid = static_cast<int>(threadIdx.x), warp = tid / 32,
+            y = static_cast<int>(blockIdx.y);
+  const bool gate_block = blockIdx.x == gridDim.x - 1;  // the shared expert's gate
+  const bool early = is_shared(m, y) && !gate_block;    // weights known before the router has run
+  if (!early) pdl_wait();
+  const Group group = group_of(m, groups, y);
+  if (gate_block && group.shared) {
+    for (int t = group.first; t < group.first + group.n; ++t) {
+      const float v = row_dot<kThreads>(m.shared_expert_gate, m.h.row(t), m.h.wide, reduced);
+      if (tid == 0) shared_weight[t] = scalar::sigmoid(v);
+    }
+  }
+  const WeightView gate = choose(group.shared, m.shared_gate, m.gate.expert(group.expert)),
+                   up = choose(group.shared, m.shared_up, m.up.expert(group.expert));
+  const int row_begin = static_cast<int>(blockIdx.x) * tiles_per_block * 8,
+            row_end = min(row_begin + tiles_per_block * 8, gate.n);
+  if (gate_block || group.n == 0 || row_begin >= row_end) {
+    if (early) pdl_wait();
     return;
   }
-  const WeightView down = shared ? m.shared_down : m.down.expert(__ldcg(m.ids + slot));
-  const int lane = threadIdx.x % 32,
-            row = (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * 16;
-  const int steps = steps_of(down.k);
-  bool waited = false;
-  for (int first = shared ? first_shared : 0; first < n; first += kColumns) {
-    const RowsF32 rows{act + (shared ? int64_t{n_entries} * width : 0), width, n, down.k,
-                       width % 4 == 0 && down.k % 16 == 0};
-    PlainStage<kThreads> stage{rows,
-                               shared ? nullptr : entries,
-                               first,
-                               {staged, staged_stride(steps), min(kColumns, n - first), 0, steps * kStep},
-                               waited};
-    float acc[4];
-    product<F, 1>(acc, down, row, 0, steps, stage);
-    waited = true;
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int c = first + 2 * (lane % 4) + e % 2, r = row + lane / 4 + 8 * (e / 2);
-      if (c >= n || r >= down.n) continue;
-      const int entry = shared ? n_entries + c : entries[c];
-      y[int64_t{entry} * down.n + r] = acc[e];
+  const int steps = stream_steps(gate), begin = part_begin(steps, warp, kWarps),
+            end = part_begin(steps, warp + 1, kWarps);
+  WeightRing ring(plan, memory + warp * plan.bytes, gate);
+  int row_in = row_begin, passes_in = (group.n - 1) / kColumns;
+  ring.aim(gate, row_in, up, row_in, begin, end);
+  const auto put = [&] {
+    if (ring.empty() && (row_in + 8 < row_end || passes_in > 0)) {
+      row_in += 8;
+      if (row_in >= row_end) {
+        --passes_in;
+        row_in = row_begin;
+      }
+      ring.aim(gate, row_in, up, row_in, begin, end);
     }
-    __syncthreads();  // the staged rows are used up
+    ring.put();
+  };
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) put();
+  if (early) pdl_wait();
+  pdl_launch();  // after the wait: the next kernel may read ids and groups before its own
+  int buffer = 0;
+  for (int first = 0; first < group.n; first += kColumns) {
+    const XTile x = x_tile(memory + kWarps * plan.bytes, gate, min(kColumns, group.n - first), 0, steps);
+    stage_rows<kThreads>(x, m.h, group.rows, group.shared ? group.first : first, tid);
+    __syncthreads();
+    const uint32_t from = x_place(x, gate, tid % 32 / 4, begin);
+    for (int row = row_begin; row < row_end; row += 8, buffer ^= 1) {
+      float acc[1][4] = {};
+      ring.begin(begin, end - begin);
+      walk<1, kFormats>(acc, gate, row, up, row, begin, end - begin, ring, from, 0, 1, put);
+      finish<1>(acc, gate, row, up, row);
+      store_tile<1>(part[buffer][warp], acc);
+      __syncthreads();
+      const int c = first + tid / 8, r = row + tid % 8;
+      if (tid < kColumns * 8 && c < group.n && r < gate.n) {
+        const auto& p = part[buffer];
+        const int at = tid / 8 * 16 + tid % 8;
+        const float g = ((p[0][at] + p[1][at]) + p[2][at]) + p[3][at];
+        const float u = ((p[0][at + 8] + p[1][at + 8]) + p[2][at + 8]) + p[3][at + 8];
+        const int entry = group.shared    ? n_entries + group.first + c
+                          : group.entries ? __ldcg(group.entries + c)
+                                          : group.first;
+        act[int64_t{entry} * width + r] = scalar::silu(g) * u;
+      }
+    }
+    __syncthreads();  // x is used up
+  }
+}
+
+// ---- down ----
+
+// One row: 8 columns of y a block. A warp takes two experts, one in the upper and one in the lower rows of its tile; each
+// has its own column of x. The last warp takes the shared expert.
+constexpr int kMaxPairs = 8;
+
+template <unsigned kFormats>
+__global__ __launch_bounds__((kMaxPairs + 1) * 32,
+                             2) void moe_down_row_kernel(const __grid_constant__ MoeView m,
+                                                         const __grid_constant__ RingPlan plan,
+                                                         const float* act, int width,
+                                                         const float* shared_weight, int x_bytes) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float result[2 * kMaxPairs + 2][8];
+  // gate_up lets this kernel start after its own wait, so ids, p, x and inj are complete.
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
+  const int pairs = (m.top_k + 1) / 2, row = static_cast<int>(blockIdx.x) * 8;
+  const bool shared = warp == pairs, two = !shared && 2 * warp + 1 < m.top_k;
+  const int first = shared ? m.top_k : 2 * warp;
+  const int id0 = shared ? 0 : __ldcg(m.ids + first), id1 = two ? __ldcg(m.ids + first + 1) : id0;
+  const WeightView w0 = choose(shared, m.shared_down, m.down.expert(id0)),
+                   w1 = choose(shared, m.shared_down, m.down.expert(id1));
+  const int steps = stream_steps(w0);
+  uint8_t* mine = memory + warp * (plan.bytes + x_bytes);
+  WeightRing ring(plan, mine, w0);
+  ring.aim(w0, row, w1, row, 0, steps, two);
+  ring.begin(0, steps);
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) ring.put();
+  pdl_launch();
+  // Thread (stream, column): the residual it adds to.
+  const int s = tid / 8, n = row + tid % 8;
+  const bool adds = s < m.injection.streams && n < w0.n;
+  float before = 0, inj = 0;
+  if (adds) {
+    before = __ldcg(m.x + int64_t{s} * w0.n + n);
+    inj = __ldcg(m.injection.inj + s);
+  }
+  const XTile x = x_tile(mine + plan.bytes, w0, two ? 2 : 1, 0, steps);
+  const RowsF32 rows{act, width, m.top_k + 1, w0.k, width % 4 == 0 && w0.k % 16 == 0};
+  pdl_wait();
+  stage_rows<32>(x, rows, nullptr, first, lane);
+  __syncwarp();
+  float acc[1][4] = {};
+  walk<1, kFormats>(acc, w0, row, w1, row, 0, steps, ring, x_place(x, w0, lane / 4, 0), 0, 1,
+                    [&] { ring.put(); });
+  finish<1>(acc, w0, row, w1, row);
+  if (lane % 4 == 0) {
+    result[shared ? 2 * pairs : first][lane / 4] = acc[0][0];
+    if (two) result[first + 1][lane / 4] = acc[0][3];
+  }
+  __syncthreads();
+  if (s < max(m.injection.streams, 1) && n < w0.n) {
+    const float v = combine(m.p, m.top_k, shared_weight[0], result[2 * pairs][tid % 8],
+                            [&](int j) { return result[j][tid % 8]; });
+    if (s == 0 && m.y) m.y[n] = v;
+    if (adds) m.x[int64_t{s} * w0.n + n] = fmaf(inj, v, before);
+  }
+}
+
+// y_e[entry, :] = down_e · act[entry, :]: a warp takes tiles of 16 columns one after the other.
+template <unsigned kFormats>
+__global__ __launch_bounds__(kThreads, 5) void moe_down_kernel(const __grid_constant__ MoeView m,
+                                                               const __grid_constant__ RingPlan plan,
+                                                               const __grid_constant__ Groups groups,
+                                                               const float* act, int width, float* y,
+                                                               int tiles_per_warp) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const int n_entries = m.h.n_rows * m.top_k, tid = static_cast<int>(threadIdx.x), warp = tid / 32,
+            lane = tid % 32;
+  const Group group = group_of(m, groups, static_cast<int>(blockIdx.y));
+  const WeightView down = choose(group.shared, m.shared_down, m.down.expert(group.expert));
+  const int row_begin = (static_cast<int>(blockIdx.x) * kWarps + warp) * tiles_per_warp * 16,
+            row_end = min(row_begin + tiles_per_warp * 16, down.n), steps = stream_steps(down);
+  if (group.n == 0) {
+    pdl_wait();
+    pdl_launch();
+    return;
+  }
+  WeightRing ring(plan, memory + warp * plan.bytes, down);
+  int row_in = row_begin, passes_in = (group.n - 1) / kColumns;
+  ring.aim(down, row_in, down, row_in + 8, 0, row_begin < row_end ? steps : 0);
+  const auto put = [&] {
+    if (ring.empty() && row_begin < row_end && (row_in + 16 < row_end || passes_in > 0)) {
+      row_in += 16;
+      if (row_in >= row_end) {
+        --passes_in;
+        row_in = row_begin;
+      }
+      ring.aim(down, row_in, down, row_in + 8, 0, steps);
+    }
+    ring.put();
+  };
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) put();
+  pdl_wait();
+  pdl_launch();
+  for (int first = 0; first < group.n; first += kColumns) {
+    const XTile x = x_tile(memory + kWarps * plan.bytes, down, min(kColumns, group.n - first), 0, steps);
+    const RowsF32 rows{act + (group.shared ? int64_t{n_entries} * width : 0), width, 0, down.k,
+                       width % 4 == 0 && down.k % 16 == 0};
+    stage_rows<kThreads>(x, rows, group.entries, group.shared ? group.first : first, tid);
+    __syncthreads();
+    const uint32_t from = x_place(x, down, lane / 4, 0);
+    for (int row = row_begin; row < row_end; row += 16) {
+      float acc[1][4] = {};
+      ring.begin(0, steps);
+      walk<1, kFormats>(acc, down, row, down, row + 8, 0, steps, ring, from, 0, 1, put);
+      finish<1>(acc, down, row, down, row + 8);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int c = first + 2 * (lane % 4) + e % 2, r = row + lane / 4 + 8 * (e / 2);
+        if (c >= group.n || r >= down.n) continue;
+        const int entry = group.shared ? n_entries + group.first + c : __ldcg(group.entries + c);
+        y[int64_t{entry} * down.n + r] = acc[0][e];
+      }
+    }
+    __syncthreads();  // x is used up
   }
 }
 
@@ -224,36 +315,56 @@ __global__ __launch_bounds__(kThreads, 2) void moe_down_kernel(const __grid_cons
 void moe_decode(Stream& s, const MoeView& m) {
   QUERN_CHECK(m.gate.kind == m.up.kind && m.shared_gate.kind == m.shared_up.kind,
               "an expert's gate and up have one format on CUDA");
-  QUERN_CHECK(m.top_k <= 15, "moe on CUDA takes at most 15 experts a token");
-  QUERN_CHECK(m.h.n_rows * m.top_k <= kMaxEntries, "too many decode rows in one step for moe");
+  QUERN_CHECK(m.top_k <= 2 * kMaxPairs, "moe on CUDA takes at most 16 experts a token");
+  QUERN_CHECK(m.h.n_rows * m.top_k <= kMaxDecodeEntries && m.n_experts <= kGroupThreads,
+              "too many decode rows in one step for moe");
   ScratchScope scope(s);
-  const int n_entries = m.h.n_rows * m.top_k;
+  const int n_rows = m.h.n_rows, n_entries = n_rows * m.top_k;
   const int width = std::max({m.gate.n, m.shared_gate.n}), h = m.down.n;
-  const Tensor act = s.scratch(DType::F32, {n_entries + m.h.n_rows, width});
-  const Tensor weight = s.scratch(DType::F32, {m.h.n_rows, 1});
-  const int slots = n_entries + ceil_div(m.h.n_rows, kColumns), used = std::min(m.h.n_rows, kColumns);
-  const int act_stride = staged_stride(steps_of(width));
-  with_format_host(m.gate.kind, [&](auto format) {
-    launch(s, moe_gate_up_kernel<decltype(format)>,
-           dim3(static_cast<unsigned>(ceil_div(width, 16) + 1), static_cast<unsigned>(slots)), kThreads,
-           static_cast<size_t>(staged_stride(steps_of(m.h.k)) * used), 1, m, act.as<float>(), width,
-           weight.as<float>());
-  });
-  if (m.h.n_rows == 1) {
-    with_format_host(m.down.kind, [&](auto format) {
-      launch(s, moe_down_row_kernel<decltype(format)>, dim3(blocks(h, 16)), (m.top_k + 1) * 32,
-             static_cast<size_t>(act_stride * (m.top_k + 1)), 1, m,
-             static_cast<const float*>(act.as<float>()), width,
-             static_cast<const float*>(weight.as<float>()));
-    });
+  const Tensor act = s.scratch(DType::F32, {n_entries + n_rows, width});
+  const Tensor weight = s.scratch(DType::F32, {n_rows, 1});
+  const Tensor sorted = s.scratch(DType::I32, {1, 2 + 2 * kGroupThreads + 2 * kMaxDecodeEntries});
+  auto* at = sorted.as<int32_t>();
+  const Groups groups{at, at + 1, at + 1 + kGroupThreads, at + 2 + 2 * kGroupThreads,
+                      at + 2 + 2 * kGroupThreads + kMaxDecodeEntries};
+  const bool one = n_rows == 1;
+  const int columns = std::min(n_rows, kColumns);
+  const auto slots =
+      static_cast<unsigned>(ceil_div(n_rows, kColumns) + std::min(n_entries, one ? n_entries : m.n_experts));
+  if (!one) launch(s, moe_group_kernel, dim3(1), kGroupThreads, 0, 1, m.ids, n_rows, m.top_k, groups);
+
+  const auto x_bytes = [](const WeightView& a, const WeightView& b, int n) {
+    return n * std::max(x_stride(a, stream_steps(a)), x_stride(b, stream_steps(b)));
+  };
+  const auto most_steps = [](const WeightView& a, const WeightView& b) {
+    return std::max(stream_steps(a), stream_steps(b));
+  };
+  const bool all_stream = streams(m.gate) && streams(m.up) && streams(m.down) && streams(m.shared_gate) &&
+                          streams(m.shared_up) && streams(m.shared_down);
+  const int tiles = one ? 2 : 5;  // of a block
+  const bool in_f4 = is_f4(m.gate) || is_f4(m.shared_gate), down_f4 = is_f4(m.down) || is_f4(m.shared_down);
+  const RingPlan in_plan = ring_plan(ceil_div(most_steps(m.gate, m.shared_gate), kWarps), tiles, 2, in_f4);
+  launch(s, all_stream ? moe_gate_up_kernel<kWalkStreams> : moe_gate_up_kernel<kWalkAny>,
+         dim3(blocks(width, 8 * tiles) + 1, slots), kThreads,
+         static_cast<size_t>(kWarps * in_plan.bytes + x_bytes(m.gate, m.shared_gate, columns)), 1, m, in_plan,
+         groups, act.as<float>(), width, weight.as<float>(), tiles);
+  const auto* const_act = static_cast<const float*>(act.as<float>());
+  const int down_steps = most_steps(m.down, m.shared_down);
+  if (one) {
+    const int warps = (m.top_k + 1) / 2 + 1, bytes = x_bytes(m.down, m.shared_down, 2);
+    const RingPlan plan = ring_plan(down_steps, 1, 2, down_f4);
+    launch(s, all_stream ? moe_down_row_kernel<kWalkStreams> : moe_down_row_kernel<kWalkAny>,
+           dim3(blocks(h, 8)), warps * 32, static_cast<size_t>(warps * (plan.bytes + bytes)), 1, m, plan,
+           const_act, width, static_cast<const float*>(weight.as<float>()), bytes);
     return;
   }
-  const Tensor y = s.scratch(DType::F32, {n_entries + m.h.n_rows, h});
-  with_format_host(m.down.kind, [&](auto format) {
-    launch(s, moe_down_kernel<decltype(format)>, dim3(blocks(h, kWarps * 16), static_cast<unsigned>(slots)),
-           kThreads, static_cast<size_t>(act_stride * used), 1, m, static_cast<const float*>(act.as<float>()),
-           width, y.as<float>());
-  });
+  const Tensor y = s.scratch(DType::F32, {n_entries + n_rows, h});
+  const int tiles_per_warp = 4;
+  const RingPlan plan = ring_plan(down_steps, tiles_per_warp, 2, down_f4);
+  launch(s, all_stream ? moe_down_kernel<kWalkStreams> : moe_down_kernel<kWalkAny>,
+         dim3(blocks(h, kWarps * tiles_per_warp * 16), slots), kThreads,
+         static_cast<size_t>(kWarps * plan.bytes + x_bytes(m.down, m.shared_down, columns)), 1, m, plan,
+         groups, const_act, width, y.as<float>(), tiles_per_warp);
   moe_combine(s, m, y.as<float>(), y.as<float>() + int64_t{n_entries} * h, weight.as<float>());
 }
 

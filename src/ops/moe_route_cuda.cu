@@ -1,103 +1,83 @@
 // moe_route on CUDA. The router's product takes x as two BF16 (its rounding and what is left), so that the
 // logits have f32's meaning: which experts a row gets must not depend on a 16-bit rounding.
 #include "ops/cuda/moe_launch.cuh"
-#include "ops/cuda/tile_product.cuh"
 #include "ops/cuda/top_experts.cuh"
+#include "ops/cuda/weight_stream.cuh"
 
 namespace quern::cuda {
 namespace {
 
-constexpr int kWarps = 8, kCluster = 4, kMaxGroups = 1024;
+constexpr int kWarps = 16, kThreads = kWarps * 32, kMaxGroups = 1024;
 
 // Blocks of a row group that are done; the last one takes the group's top experts and resets the count. One
 // stream runs a model, so launches do not overlap on it.
 __device__ unsigned g_done[kMaxGroups];
 
-// Columns 0-7 are the roundings of eight rows, 8-15 the rests.
-struct SplitStage {
-  RowsF32 rows;
-  int first, n_rows;
-  StagedX staged;
-
-  template <bool kSplitPairs>
-  __device__ __forceinline__ void run() {
-    pdl_wait();
-    const int chunks = (staged.k1 - staged.k0) / 8;
-    for (int c = 0; c < n_rows; ++c) {
-      for (int i = threadIdx.x; i < chunks; i += kWarps * 32) {
-        float v[8], rest[8];
-        load_eight(v, rows.row(first + c), staged.k0 + 8 * i, rows.k, rows.wide);
+// The roundings of up to eight rows, then the rests of all of them.
+__device__ __forceinline__ void stage_split(const XTile& tile, const RowsF32& rows, int first, int n_rows) {
+  const int chunks = tile.width / 8;
+  for (int i = threadIdx.x; i < chunks * n_rows; i += kThreads) {
+    const int c = i / chunks, at = i - c * chunks;
+    float v[8], rest[8];
+    load_eight(v, rows.row(first + c), tile.k0 + 8 * at, rows.k, rows.wide);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) rest[e] = v[e] - bf16_low(pack_bf16(v[e], 0.0f));
-        *reinterpret_cast<uint4*>(staged.x + c * staged.stride + 16 * i) = pack_eight<kSplitPairs>(v);
-        *reinterpret_cast<uint4*>(staged.x + (8 + c) * staged.stride + 16 * i) =
-            pack_eight<kSplitPairs>(rest);
-      }
-    }
-    __syncthreads();
+    for (int e = 0; e < 8; ++e) rest[e] = v[e] - tile.rounded(v[e]);
+    tile.put(c, at, v);
+    tile.put(n_rows + c, at, rest);
   }
-};
+}
 
-template <typename F>
-__global__ __launch_bounds__(kWarps * 32, 2) void route_kernel(const __grid_constant__ WeightView w,
-                                                               const __grid_constant__ RowsF32 h,
-                                                               float* logits, int32_t* ids, float* p,
-                                                               int top_k, bool renormalise, int groups,
-                                                               int cluster) {
+__global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constant__ WeightView w,
+                                                            const __grid_constant__ RingPlan plan,
+                                                            const __grid_constant__ RowsF32 h, float* logits,
+                                                            int32_t* ids, float* p, int top_k,
+                                                            bool renormalise, int groups) {
   pdl_launch();
-  extern __shared__ __align__(128) uint8_t staged[];
+  extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float part[kWarps][2 * 8 * 16];
-  __shared__ float sum[8 * 16];
   __shared__ bool is_last;
-  const int rank = static_cast<int>(blockIdx.x) % cluster, at = static_cast<int>(blockIdx.x) / cluster;
+  const int at = static_cast<int>(blockIdx.x);
   const int tile = at / groups, group = at % groups, first = group * 8, row = tile * 16;
-  const int warp = threadIdx.x / 32, steps = steps_of(w.k), parts = kWarps * cluster;
-  const int first_step = part_begin(steps, rank * kWarps, parts),
-            last_step = part_begin(steps, (rank + 1) * kWarps, parts);
-  SplitStage stage{
-      h,
-      first,
-      min(8, h.n_rows - first),
-      {staged, staged_stride(last_step - first_step), 16, first_step * kStep, last_step * kStep}};
-  float acc[2 * 4];
-  product<F, 2>(acc, w, row, part_begin(steps, rank * kWarps + warp, parts),
-                part_begin(steps, rank * kWarps + warp + 1, parts), stage);
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, steps = stream_steps(w);
+  const int begin = part_begin(steps, warp, kWarps), end = part_begin(steps, warp + 1, kWarps);
+  WeightRing ring(plan, memory + warp * plan.bytes, w);
+  ring.aim(w, row, w, row + 8, begin, end);
+  ring.begin(begin, end - begin);
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) ring.put();
+  const int n_rows = min(8, h.n_rows - first);
+  const XTile x = x_tile(memory + kWarps * plan.bytes, w, n_rows, 0, steps);
+  pdl_wait();
+  stage_split(x, h, first, n_rows);
+  __syncthreads();
+  float acc[2][4] = {};
+  walk<2, kWalk16 | kWalkF32>(acc, w, row, w, row + 8, begin, end - begin, ring,
+                              x_place(x, w, tid % 32 / 4, begin), n_rows * x.stride, 2, [&] { ring.put(); });
+  finish<2>(acc, w, row, w, row + 8);
   store_tile<2>(part[warp], acc);
   __syncthreads();
-  for (int i = threadIdx.x; i < 8 * 16; i += kWarps * 32) {
+  const int t = first + tid / 16, n = row + tid % 16;
+  if (tid < 8 * 16 && t < h.n_rows && n < w.n) {
     float v = 0;
 #pragma unroll
-    for (int q = 0; q < kWarps; ++q) v += part[q][i] + part[q][8 * 16 + i];
-    sum[i] = v;
-  }
-  cluster_arrive();
-  cluster_wait();
-  if (rank == 0) {
-    for (int i = threadIdx.x; i < 8 * 16; i += kWarps * 32) {
-      const int t = first + i / 16, n = row + i % 16;
-      if (t >= h.n_rows || n >= w.n) continue;
-      float v = sum[i];
-      for (int r = 1; r < cluster; ++r) v += cluster_load(&sum[i], r);
-      logits[int64_t{t} * w.n + n] = v;
-    }
+    for (int q = 0; q < kWarps; ++q) v += part[q][tid] + part[q][8 * 16 + tid];
+    logits[int64_t{t} * w.n + n] = v;
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const unsigned tiles = static_cast<unsigned>((w.n + 15) / 16);
-      is_last = atomicAdd(&g_done[group], 1u) == tiles - 1;
-      if (is_last) g_done[group] = 0;
-    }
-    __syncthreads();
-    if (is_last) {
-      __threadfence();
-      for (int c = warp; c < 8 && first + c < h.n_rows; c += kWarps) {
-        const int64_t t = first + c;
-        top_experts(logits + t * w.n, w.n, top_k, renormalise, ids + t * top_k, p + t * top_k);
-      }
+  }
+  __syncthreads();
+  if (tid == 0) {
+    const unsigned tiles = static_cast<unsigned>((w.n + 15) / 16);
+    is_last = atomicAdd(&g_done[group], 1u) == tiles - 1;
+    if (is_last) g_done[group] = 0;
+  }
+  __syncthreads();
+  if (is_last) {
+    __threadfence();
+    for (int c = warp; c < 8 && first + c < h.n_rows; c += kWarps) {
+      const int64_t r = first + c;
+      top_experts(logits + r * w.n, w.n, top_k, renormalise, ids + r * top_k, p + r * top_k);
     }
   }
-  cluster_arrive();
-  cluster_wait();
 }
 
 __global__ void top_experts_kernel(const float* logits, int n, int64_t n_rows, int32_t* ids, float* p,
@@ -116,10 +96,11 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
   const Tensor logits = s.scratch(DType::F32, {h.n_rows, router.n});
   const int groups = ceil_div(h.n_rows, 8), tiles = ceil_div(router.n, 16);
   QUERN_CHECK(groups <= kMaxGroups, "too many decode rows in one step");
-  const auto kernel = router.kind == WeightKind::F32 ? route_kernel<RunF32> : route_kernel<Run16<false>>;
-  launch(s, kernel, dim3(static_cast<unsigned>(tiles * groups * kCluster)), kWarps * 32,
-         static_cast<size_t>(staged_stride(ceil_div(steps_of(router.k), kCluster) + 1) * 16), kCluster,
-         router, h, logits.as<float>(), ids, p, top_k, renormalise, groups, kCluster);
+  const RingPlan plan = ring_plan(ceil_div(stream_steps(router), kWarps), 1, 2, false);
+  launch(s, route_kernel, dim3(static_cast<unsigned>(tiles * groups)), kThreads,
+         static_cast<size_t>(kWarps * plan.bytes +
+                             x_stride(router, stream_steps(router)) * 2 * std::min(8, h.n_rows)),
+         1, router, plan, h, logits.as<float>(), ids, p, top_k, renormalise, groups);
 }
 
 void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
@@ -137,6 +118,9 @@ void moe_route(Stream& s, Tensor ids, Tensor p, Tensor h, const MoeWeights& w, i
   QUERN_CHECK(ids.packed() && p.packed() && w.router.n() <= kMaxExperts && w.top_k <= 31,
               "moe_route on CUDA takes at most 1024 experts and 31 a token");
   const WeightView router = weight_view(w.router);
+  QUERN_CHECK(
+      router.kind == WeightKind::BF16 || router.kind == WeightKind::F16 || router.kind == WeightKind::F32,
+      "moe_route: the router on CUDA is BF16, F16 or F32");
   QUERN_CHECK(router.wide, "moe_route: the router on CUDA is a multiple of 16 wide and begins on 16 bytes");
   const int64_t n_rows = h.shape[0], k = w.top_k;
   if (n_decode_rows > 0) {

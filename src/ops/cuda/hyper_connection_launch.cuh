@@ -22,6 +22,8 @@ struct MixerView {
 };
 
 void hc_mix_decode(Stream& s, const MixerView& m);
+// What a stream's width must be a multiple of for it.
+int hc_step(const MixerView& m);
 void hc_mix_prefill(Stream& s, const MixerView& m);
 // Any width, one block a row, for streams that are no multiple of 64 wide.
 void hc_mix_plain(Stream& s, const MixerView& m);

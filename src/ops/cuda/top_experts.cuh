@@ -35,10 +35,13 @@ __device__ __forceinline__ void top_experts_of(const float* logits, int n, int t
       if (!(v[i] >= 0)) v[i] = 0;
     }
   }
-  float total = 0, mine = 0;
-  for (int j = 0; j < top_k; ++j) {
-    float best = -1;
-    int id = n;
+  // Probabilities are not negative, so their bits order as they do; what is taken or not there is -1. A lane keeps its
+  // own best, so a round is two reductions of the warp, and one lane looks through its values again.
+  float best = -1;
+  int id = n;
+  const auto look = [&] {
+    best = -1;
+    id = n;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       if (v[i] > best) {
@@ -46,22 +49,22 @@ __device__ __forceinline__ void top_experts_of(const float* logits, int n, int t
         id = lane + 32 * i;
       }
     }
+  };
+  look();
+  float total = 0, mine = 0;
+  for (int j = 0; j < top_k; ++j) {
+    const int bits = __reduce_max_sync(0xffffffffu, __float_as_int(best));
+    const int chosen = __reduce_min_sync(0xffffffffu, __float_as_int(best) == bits ? id : n);
+    if (chosen == id) {
 #pragma unroll
-    for (int d = 16; d > 0; d >>= 1) {
-      const float other = __shfl_xor_sync(0xffffffffu, best, d);
-      const int other_id = __shfl_xor_sync(0xffffffffu, id, d);
-      if (other > best || (other == best && other_id < id)) {
-        best = other;
-        id = other_id;
+      for (int i = 0; i < kPerLane; ++i) {
+        if (lane + 32 * i == chosen) v[i] = -1;
       }
+      look();
     }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      if (lane + 32 * i == id) v[i] = -1;
-    }
-    if (lane == 0) ids[j] = id;
-    if (lane == j % 32) mine = best;
-    total += best;
+    if (lane == 0) ids[j] = chosen;
+    if (lane == j % 32) mine = __int_as_float(bits);
+    total += __int_as_float(bits);
   }
   if (lane < top_k) p[lane] = renormalise ? mine / total : mine;
   if (!(sum >= 0) && lane < top_k) p[lane] = NAN;

@@ -4,8 +4,8 @@
 //   Raw                      what a run is in memory; zero bytes decode to zeros
 //   load(raw, w, row, k)     k a multiple of 16; a run at or beyond w.k, or a row at or beyond w.n, is zeros
 //   load_wide(raw, …)        the same from pointers to the row and its scales, where w.wide holds, without a branch
-//   decode(raw, words)       for the decode kernels: words hold elements (pair(i), pair(i) + step), unscaled by
-//                            what kScaleLater names
+//   decode(raw, words)       words hold elements (2i, 2i + 1), of 4-bit codes (i, i + 4) of each eight; the scales of
+//                            blocks and rows, and kRest, are left out
 //   decode_ordered(…)        for the prefill kernels: words hold elements (2i, 2i + 1), every scale but the
 //                            global one applied
 // The mantissas of E4M3, of E2M1 · E4M3 and of 4-bit integers fit a BF16, so `decode` is exact for them; other
@@ -105,7 +105,7 @@ __device__ __forceinline__ uint32_t f4_factor(uint32_t scale_byte) {
 }
 inline constexpr float kF4Rest = 512.0f;  // what f4_factor leaves out
 
-// Weights are read once and in program order: volatile, so that they are on their way before a kernel waits for x.
+// Weights are read once and in program order.
 __device__ __forceinline__ uint4 load_once16(const uint8_t* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -183,9 +183,6 @@ struct RunF32 {
   struct Raw {
     alignas(16) uint32_t w[16];
   };
-  static constexpr bool kSplitPairs = false, kBlockScale = false;
-  static constexpr int kBatch = 1,
-                       kBatchOfTwo = 1;  // steps a decode kernel keeps in flight, of one weight and of two
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
@@ -212,8 +209,6 @@ struct Run16 {
   struct Raw {
     alignas(16) uint32_t w[8];
   };
-  static constexpr bool kSplitPairs = false, kBlockScale = false;
-  static constexpr int kBatch = 2, kBatchOfTwo = 1;
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
@@ -245,8 +240,6 @@ struct RunF8 {
   struct Raw {
     alignas(16) uint32_t w[4];
   };
-  static constexpr bool kSplitPairs = false, kBlockScale = kBlocks;
-  static constexpr int kBatch = 3, kBatchOfTwo = 2;
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
@@ -276,8 +269,6 @@ struct RunF4 {
     alignas(8) uint32_t w[2];
     uint32_t scale;
   };
-  static constexpr bool kSplitPairs = true, kBlockScale = false;
-  static constexpr int kBatch = 3, kBatchOfTwo = 2;
   static constexpr float kRest = kF4Rest;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
@@ -370,8 +361,6 @@ struct RunBlocks {
   struct Raw {
     uint32_t w[8];
   };
-  static constexpr bool kSplitPairs = false, kBlockScale = false;
-  static constexpr int kBatch = 1, kBatchOfTwo = 1;
   static constexpr float kRest = 1;
   __device__ static __forceinline__ void load(Raw& r, const WeightView& w, int row, int k) {
     r = {};
