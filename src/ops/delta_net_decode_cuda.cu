@@ -1,9 +1,9 @@
-// The delta net for decode segments: one block a value head, its state in registers from the first replayed
-// row to the last drafted one, so the state is read once and written once a step.
+// The delta net for decode segments: one or two blocks a value head, each with its columns of the state in registers
+// from the first replayed row to the last drafted one, so the state is read once and written once a step.
 //
-// The value heads of a key head form a cluster: they all read the key rows in `pending` that the first of them
-// will overwrite, so writes wait for the cluster. Everything between the projections happens here:
-// convolution, silu, l2 norms, gates, the recurrence and the gated norm.
+// The blocks of a key head form a cluster: they all read the key rows in `pending` that the first of them will overwrite,
+// so writes wait for the cluster; and the two blocks of a head norm their outputs together. Everything between the
+// projections happens here: convolution, silu, l2 norms, gates, the recurrence and the gated norm.
 #include "ops/cuda/async.cuh"
 #include "ops/cuda/delta_net_launch.cuh"
 
@@ -12,43 +12,63 @@ namespace {
 
 constexpr int kMaxRows = kMaxDrafts + 1;
 
-__global__ __launch_bounds__(kStateThreads, 2) void delta_decode_kernel(const __grid_constant__ DeltaView d,
-                                                                        int heads_per_key) {
+template <int kColumns>
+__global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 4 : 2) void delta_decode_kernel(
+    const __grid_constant__ DeltaView d, int heads_per_key) {
+  constexpr int kThreads = 4 * kColumns, kParts = kHeadDim / kColumns, kPartWarps = kColumns / 32;
   pdl_launch();
-  __shared__ float c[kMaxRows][3][kHeadDim];  // q, k, v
-  __shared__ float part[8 * kHeadDim], kv[2 * kHeadDim], reduced[kStateThreads / 32];
+  __shared__ float q[kMaxRows][kHeadDim], k[kMaxRows][kHeadDim], v[kMaxRows][kColumns], o[kMaxRows][kColumns];
+  __shared__ float part[8 * kColumns], kv[kHeadDim + kColumns];
+  __shared__ float squares[kMaxRows][kPartWarps];
   __shared__ float gate[kMaxRows][3];  // decay, beta, k·q
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-  const int key_head = static_cast<int>(blockIdx.x) / heads_per_key,
-            member = static_cast<int>(blockIdx.x) % heads_per_key;
+  const int column_part = static_cast<int>(blockIdx.x) % kParts,
+            at_head = static_cast<int>(blockIdx.x) / kParts;
+  const int key_head = at_head / heads_per_key, member = at_head % heads_per_key,
+            column0 = column_part * kColumns;
   const int head = d.value_head(key_head, member);
+  const Segment* segments = d.batch.segments + blockIdx.y;
+  // The state on its way to the L2 cache; nothing is read of it yet.
+  {
+    const float* M = d.state(segments->slot, head) + column0;
+    for (int i = tid; i < kHeadDim * kColumns / 32; i += kThreads) {
+      asm volatile(
+          "prefetch.global.L2 [%0];" ::"l"(M + i / (kColumns / 32) * kHeadDim + i % (kColumns / 32) * 32));
+    }
+  }
   pdl_wait();
-  const Segment segment = d.batch.segments[blockIdx.y];
+  const Segment segment = *segments;
   const bool runs = segment.role == Role::Decode && segment.n_rows > 0;  // the same for the whole cluster
   float m[32];
   if (runs) {
     float* M = d.state(segment.slot, head);
-    load_state(m, M);
-    const int channel[3] = {key_head * kHeadDim, (d.n_k + key_head) * kHeadDim,
-                            (2 * d.n_k + head) * kHeadDim};
-    for (int i = tid; i < segment.n_rows * 3 * kHeadDim; i += kStateThreads) {
-      const int r = i / (3 * kHeadDim), part_of = i / kHeadDim % 3, at = i % kHeadDim;
-      c[r][part_of][at] = d.convolved(segment, segment.row + r, channel[part_of] + at);
+    load_state<kColumns>(m, M, column0);
+    constexpr int kPerRow = 2 * kHeadDim + kColumns;
+    for (int i = tid; i < segment.n_rows * kPerRow; i += kThreads) {
+      const int r = i / kPerRow, at = i % kPerRow, t = segment.row + r;
+      if (at < kHeadDim) {
+        q[r][at] = d.convolved(segment, t, key_head * kHeadDim + at);
+      } else if (at < 2 * kHeadDim) {
+        k[r][at - kHeadDim] = d.convolved(segment, t, (d.n_k + key_head) * kHeadDim + at - kHeadDim);
+      } else {
+        v[r][at - 2 * kHeadDim] =
+            d.convolved(segment, t, (2 * d.n_k + head) * kHeadDim + column0 + at - 2 * kHeadDim);
+      }
     }
     __syncthreads();
-    for (int r = warp; r < segment.n_rows; r += kStateThreads / 32) {
+    for (int r = warp; r < segment.n_rows; r += kThreads / 32) {
       float qq = 0, kk = 0;
       for (int i = lane; i < kHeadDim; i += 32) {
-        qq = fmaf(c[r][0][i], c[r][0][i], qq);
-        kk = fmaf(c[r][1][i], c[r][1][i], kk);
+        qq = fmaf(q[r][i], q[r][i], qq);
+        kk = fmaf(k[r][i], k[r][i], kk);
       }
       const float rq = rsqrtf(warp_sum(qq) + 1e-6f) / sqrtf(static_cast<float>(kHeadDim));
       const float rk = rsqrtf(warp_sum(kk) + 1e-6f);
       float kq = 0;
       for (int i = lane; i < kHeadDim; i += 32) {
-        c[r][0][i] *= rq;
-        c[r][1][i] *= rk;
-        kq = fmaf(c[r][0][i], c[r][1][i], kq);
+        q[r][i] *= rq;
+        k[r][i] *= rk;
+        kq = fmaf(q[r][i], k[r][i], kq);
       }
       kq = warp_sum(kq);
       if (lane == 0) {
@@ -57,48 +77,64 @@ __global__ __launch_bounds__(kStateThreads, 2) void delta_decode_kernel(const __
         gate[r][2] = kq;
       }
     }
-    replay(m, d, segment.slot, head, segment.n_pending, kv, part);
-    if (segment.n_pending > 0) store_state(m, M);
+    replay<kColumns>(m, d, segment.slot, head, column0, segment.n_pending, kv, part);
+    if (segment.n_pending > 0) store_state<kColumns>(m, M, column0);
     __syncthreads();
     for (int r = 0; r < segment.n_rows; ++r) {
-      const float o = delta_step(m, c[r][1], c[r][0], c[r][2], gate[r][0], gate[r][1], gate[r][2], part);
-      if (tid < kHeadDim) {
-        const float q = warp_sum(o * o);
-        if (lane == 0) reduced[warp] = q;
-      }
-      __syncthreads();
-      if (tid < kHeadDim) {
-        const float mean =
-            (((reduced[0] + reduced[1]) + reduced[2]) + reduced[3]) / static_cast<float>(kHeadDim);
-        const int64_t t = segment.row + r;
-        const int64_t at = int64_t{head} * kHeadDim + tid;
-        d.y[t * d.y_stride + at] =
-            d.norm[tid] * (o * rsqrtf(mean + d.eps)) * d.gated(d.z[t * d.z_stride + at]);
+      const float out = delta_step<kColumns>(m, k[r], q[r], v[r], gate[r][0], gate[r][1], gate[r][2], part);
+      if (tid < kColumns) {
+        o[r][tid] = out;
+        const float sum = warp_sum(out * out);
+        if (lane == 0) squares[r][warp] = sum;
       }
     }
   }
+  __syncthreads();
   cluster_arrive();
   cluster_wait();
-  if (!runs) return;
-  for (int r = 0; r < segment.n_rows; ++r) {
-    float* row = d.pending_row(segment.slot, r);
-    float* ring =
-        d.ring + (int64_t{segment.slot} * kConvRing + (segment.position + r) % kConvRing) * d.channels();
-    const float* qkv = d.qkv + (segment.row + r) * d.qkv_stride;
-    for (int i = tid; i < 3 * kHeadDim; i += kStateThreads) {
-      const int part_of = i / kHeadDim, at = i % kHeadDim;
-      if (part_of < 2 && member != 0) continue;
-      const int channel =
-          part_of == 2 ? (2 * d.n_k + head) * kHeadDim + at : (part_of * d.n_k + key_head) * kHeadDim + at;
-      ring[channel] = qkv[channel];
-      if (part_of == 1) row[key_head * kHeadDim + at] = c[r][1][at];
-      if (part_of == 2) row[d.pending_v(head) + at] = c[r][2][at];
+  if (runs) {
+    for (int i = tid; i < segment.n_rows * kColumns; i += kThreads) {
+      const int r = i / kColumns, at = i % kColumns;
+      float sum = 0;
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+        for (int w = 0; w < kPartWarps; ++w) {
+          sum += kParts == 1 ? squares[r][w]
+                             : cluster_load(&squares[r][w], static_cast<uint32_t>(member * kParts + p));
+        }
+      }
+      const float mean = sum / static_cast<float>(kHeadDim);
+      const int64_t t = segment.row + r, y = int64_t{head} * kHeadDim + column0 + at;
+      d.y[t * d.y_stride + y] =
+          d.norm[column0 + at] * (o[r][at] * rsqrtf(mean + d.eps)) * d.gated(d.z[t * d.z_stride + y]);
     }
-    if (tid == 0) {
-      row[d.pending_decay(head)] = gate[r][0];
-      row[d.pending_decay(head) + d.n_v] = gate[r][1];
+    for (int r = 0; r < segment.n_rows; ++r) {
+      float* row = d.pending_row(segment.slot, r);
+      float* ring =
+          d.ring + (int64_t{segment.slot} * kConvRing + (segment.position + r) % kConvRing) * d.channels();
+      const float* qkv = d.qkv + (segment.row + r) * d.qkv_stride;
+      if (member == 0 && column_part == 0) {
+        for (int i = tid; i < kHeadDim; i += kThreads) {
+          const int q_channel = key_head * kHeadDim + i, k_channel = (d.n_k + key_head) * kHeadDim + i;
+          ring[q_channel] = qkv[q_channel];
+          ring[k_channel] = qkv[k_channel];
+          row[key_head * kHeadDim + i] = k[r][i];
+        }
+      }
+      for (int i = tid; i < kColumns; i += kThreads) {
+        const int channel = (2 * d.n_k + head) * kHeadDim + column0 + i;
+        ring[channel] = qkv[channel];
+        row[d.pending_v(head) + column0 + i] = v[r][i];
+      }
+      if (tid == 0 && column_part == 0) {
+        row[d.pending_decay(head)] = gate[r][0];
+        row[d.pending_decay(head) + d.n_v] = gate[r][1];
+      }
     }
   }
+  cluster_arrive();  // another block may still read this one's squares
+  cluster_wait();
 }
 
 __global__ __launch_bounds__(kStateThreads) void delta_commit_kernel(const __grid_constant__ DeltaView d,
@@ -107,10 +143,11 @@ __global__ __launch_bounds__(kStateThreads) void delta_commit_kernel(const __gri
   pdl_wait();
   __shared__ float part[8 * kHeadDim], kv[2 * kHeadDim];
   float m[32];
-  float* M = d.state(slot, static_cast<int>(blockIdx.x));
-  load_state(m, M);
-  replay(m, d, slot, static_cast<int>(blockIdx.x), n_pending, kv, part);
-  store_state(m, M);
+  const int head = static_cast<int>(blockIdx.x);
+  float* M = d.state(slot, head);
+  load_state<kHeadDim>(m, M, 0);
+  replay<kHeadDim>(m, d, slot, head, 0, n_pending, kv, part);
+  store_state<kHeadDim>(m, M, 0);
 }
 
 DeltaView view_of(const DeltaNetShape& shape, const DeltaNetState& state) {
@@ -131,10 +168,10 @@ DeltaView view_of(const DeltaNetShape& shape, const DeltaNetState& state) {
 }  // namespace
 
 void delta_net_decode(Stream& s, const DeltaView& d) {
-  const int per_key = d.n_v / d.n_k;
-  launch(s, delta_decode_kernel,
-         dim3(static_cast<unsigned>(d.n_v), static_cast<unsigned>(d.batch.n_segments)), kStateThreads, 0,
-         per_key, d, per_key);
+  const int per_key = d.n_v / d.n_k, parts = is_hopper(s) && 2 * per_key <= 8 ? 2 : 1;
+  launch(s, parts == 2 ? delta_decode_kernel<kHeadDim / 2> : delta_decode_kernel<kHeadDim>,
+         dim3(static_cast<unsigned>(d.n_v * parts), static_cast<unsigned>(d.batch.n_segments)),
+         kStateThreads / parts, 0, is_hopper(s) ? per_key * parts : 1, d, per_key);
 }
 
 void delta_net(Stream& s, Tensor y, Tensor qkv, Tensor z, Tensor a, Tensor b, const DeltaNetShape& shape,

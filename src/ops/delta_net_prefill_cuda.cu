@@ -107,9 +107,9 @@ __global__ __launch_bounds__(kStateThreads) void delta_replay_kernel(const __gri
   const int head = static_cast<int>(blockIdx.x);
   float m[32];
   float* M = d.state(segment.slot, head);
-  load_state(m, M);
-  replay(m, d, segment.slot, head, segment.n_pending, kv, part);
-  store_state(m, M);
+  load_state<kHeadDim>(m, M, 0);
+  replay<kHeadDim>(m, d, segment.slot, head, 0, segment.n_pending, kv, part);
+  store_state<kHeadDim>(m, M, 0);
 }
 
 constexpr int kLd = 132;   // rows of 128 floats whose A-tile reads meet no bank twice

@@ -75,13 +75,15 @@ struct DeltaView {
   }
 };
 
-// A head's state in the registers of 512 threads: thread (group, column) holds M[32·group + i][column] for
-// i < 32, column < 128, as m[i]. One step of the delta rule for all columns:
+// kColumns columns of a head's state, from column0 on, in the registers of 4·kColumns threads: thread (group, column)
+// holds M[32·group + i][column0 + column] for i < 32 as m[i]. One step of the delta rule for these columns:
 //   M = decay·M;  d = beta·(v - Mᵀk);  M = M + k dᵀ;  o = Mᵀq = (decay·M)ᵀq + (k·q) d
-// k, q, v [128] lie in shared memory; `part` is [2][4][128] of it. Every thread of a column returns its o.
+// k, q [128] and v [kColumns] lie in shared memory; `part` is [2][4][kColumns] of it. Every thread of a column returns
+// its o. What a column's values are does not depend on kColumns.
+template <int kColumns>
 __device__ __forceinline__ float delta_step(float (&m)[32], const float* k, const float* q, const float* v,
                                             float decay, float beta, float kq, float* part) {
-  const int column = threadIdx.x % kHeadDim, group = threadIdx.x / kHeadDim;
+  const int column = threadIdx.x % kColumns, group = threadIdx.x / kColumns;
   float mk = 0, mq = 0;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
@@ -89,48 +91,51 @@ __device__ __forceinline__ float delta_step(float (&m)[32], const float* k, cons
     mk = fmaf(m[i], k[32 * group + i], mk);
     if (q) mq = fmaf(m[i], q[32 * group + i], mq);
   }
-  part[group * kHeadDim + column] = mk;
-  if (q) part[(4 + group) * kHeadDim + column] = mq;
+  part[group * kColumns + column] = mk;
+  if (q) part[(4 + group) * kColumns + column] = mq;
   __syncthreads();
-  mk = ((part[column] + part[kHeadDim + column]) + part[2 * kHeadDim + column]) + part[3 * kHeadDim + column];
+  mk = ((part[column] + part[kColumns + column]) + part[2 * kColumns + column]) + part[3 * kColumns + column];
   const float d = beta * (v[column] - mk);
 #pragma unroll
   for (int i = 0; i < 32; ++i) m[i] = fmaf(k[32 * group + i], d, m[i]);
   float o = 0;
   if (q) {
-    const float* p = part + 4 * kHeadDim;
-    mq = ((p[column] + p[kHeadDim + column]) + p[2 * kHeadDim + column]) + p[3 * kHeadDim + column];
+    const float* p = part + 4 * kColumns;
+    mq = ((p[column] + p[kColumns + column]) + p[2 * kColumns + column]) + p[3 * kColumns + column];
     o = fmaf(kq, d, mq);
   }
   __syncthreads();
   return o;
 }
 
-inline constexpr int kStateThreads = 512;
+inline constexpr int kStateThreads = 4 * kHeadDim;  // of all columns
 
-__device__ __forceinline__ void load_state(float (&m)[32], const float* M) {
-  const int column = threadIdx.x % kHeadDim, group = threadIdx.x / kHeadDim;
+template <int kColumns>
+__device__ __forceinline__ void load_state(float (&m)[32], const float* M, int column0) {
+  const int column = column0 + threadIdx.x % kColumns, group = threadIdx.x / kColumns;
 #pragma unroll
   for (int i = 0; i < 32; ++i) m[i] = M[(32 * group + i) * kHeadDim + column];
 }
-__device__ __forceinline__ void store_state(const float (&m)[32], float* M) {
-  const int column = threadIdx.x % kHeadDim, group = threadIdx.x / kHeadDim;
+template <int kColumns>
+__device__ __forceinline__ void store_state(const float (&m)[32], float* M, int column0) {
+  const int column = column0 + threadIdx.x % kColumns, group = threadIdx.x / kColumns;
 #pragma unroll
   for (int i = 0; i < 32; ++i) M[(32 * group + i) * kHeadDim + column] = m[i];
 }
 
-// The accepted pending rows into m, in the arithmetic of their first run. `kv` is [2][128] of shared memory.
-__device__ __forceinline__ void replay(float (&m)[32], const DeltaView& d, int slot, int head, int n_pending,
-                                       float* kv, float* part) {
+// The accepted pending rows into m, in the arithmetic of their first run. `kv` is [128 + kColumns] of shared memory.
+template <int kColumns>
+__device__ __forceinline__ void replay(float (&m)[32], const DeltaView& d, int slot, int head, int column0,
+                                       int n_pending, float* kv, float* part) {
   for (int i = 0; i < n_pending; ++i) {
     const float* row = d.pending_row(slot, i);
-    if (threadIdx.x < kHeadDim) {
-      kv[threadIdx.x] = row[d.key_head(head) * kHeadDim + threadIdx.x];
-      kv[kHeadDim + threadIdx.x] = row[d.pending_v(head) + threadIdx.x];
+    for (int at = static_cast<int>(threadIdx.x); at < kHeadDim + kColumns; at += 4 * kColumns) {
+      kv[at] = at < kHeadDim ? row[d.key_head(head) * kHeadDim + at]
+                             : row[d.pending_v(head) + column0 + at - kHeadDim];
     }
     __syncthreads();
     const float decay = row[d.pending_decay(head)], beta = row[d.pending_decay(head) + d.n_v];
-    delta_step(m, kv, nullptr, kv + kHeadDim, decay, beta, 0, part);
+    delta_step<kColumns>(m, kv, nullptr, kv + kHeadDim, decay, beta, 0, part);
   }
 }
 
