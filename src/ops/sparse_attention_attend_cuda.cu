@@ -1,12 +1,13 @@
 // qsa_attend. A row's keys are gathered one by one from the pages: its chosen blocks in ascending order, then the tail.
 //
-// Runs on plain float32 (decode rows, and all rows of a KV type other than BF16): one block of threads a (row, kv head, run of 64 keys)
-// leaves the run's maximum, sum and weighted values; a second kernel merges the runs left to right and gates. One row
-// so fills the chip.
+// Decode rows, and all rows of a KV type other than BF16: one block of threads a (row, kv head, run of 64 keys) leaves
+// the run's maximum, sum and weighted values; a second kernel merges the runs and gates. One row so fills the chip. Runs
+// of a BF16 cache are multiplied on tensor cores, queries and weights as two BF16 each (the rounding and what is left):
+// 16 bits of them count. Other types are multiplied in float32.
 //
-// Runs on tensor cores (prefill rows of a BF16 cache): one block a (row, kv head) walks the runs in order with the
-// online softmax. The query heads of the kv head are the 16 rows of the tile; keys and values of a run are fetched while
-// the other is multiplied.
+// Prefill rows of a BF16 cache: one block a (row, kv head) walks the runs in order with the online softmax, queries and
+// weights rounded to BF16. The query heads of the kv head are the 16 rows of the tile; keys and values of a run are
+// fetched while the other is multiplied.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -35,20 +36,32 @@ struct AttendArgs {
   float scale;
 };
 
+// Where a row stands: known before its blocks are chosen.
+struct KeyPlace {
+  const int32_t* pages;
+  int visible;
+  bool pad;
+
+  __device__ __forceinline__ KeyPlace(const AttendArgs& a, int64_t t) {
+    const Segment& segment = a.batch.segments[a.batch.segment_of[t]];
+    pages = a.batch.page_tables + segment.page_table;
+    visible = a.batch.positions[t] + 1;
+    pad = segment.role == Role::Pad;
+  }
+};
 // The list of a row's keys.
 struct KeyList {
   const int32_t* blocks;
   const int32_t* pages;
   int n_blocks, tail, size;  // tail: position of the first key after the last complete block
 
-  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t) {
-    const Segment& segment = a.batch.segments[a.batch.segment_of[t]];
-    const int visible = a.batch.positions[t] + 1;
+  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t) : KeyList(a, t, KeyPlace(a, t)) {}
+  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t, const KeyPlace& place) {
     blocks = a.blocks + t * a.block_stride;
-    pages = a.batch.page_tables + segment.page_table;
+    pages = place.pages;
     n_blocks = a.counts[t];
-    tail = visible / kBlockTokens * kBlockTokens;
-    size = segment.role == Role::Pad ? 0 : n_blocks * kBlockTokens + visible - tail;
+    tail = place.visible / kBlockTokens * kBlockTokens;
+    size = place.pad ? 0 : n_blocks * kBlockTokens + place.visible - tail;
   }
   // Row of K or V (a row is d elements) of entry i for one kv head.
   __device__ __forceinline__ int64_t row(int i, int kv, int n_kv) const {
@@ -85,8 +98,8 @@ __global__ void __launch_bounds__(kRunThreads)
                    int max_runs) {
   __shared__ int64_t rows[kRunTokens];
   __shared__ float p[kGroup][kRunTokens];
-  pdl_launch();
   pdl_wait();
+  pdl_launch();  // after the wait: the merge may read what was there before this kernel
   const int run = static_cast<int>(blockIdx.x), kv = static_cast<int>(blockIdx.y);
   const int64_t t = first_row + blockIdx.z;
   const KeyList list(a, t);
@@ -145,28 +158,60 @@ __global__ void __launch_bounds__(kRunThreads)
     if (g < a.group) part_o[(head0 + g) * d + tid] = o[g];
 }
 
-// Block (query head, row), a thread a dimension.
-__global__ void __launch_bounds__(kMaxWidth)
+// Block (query head, row). Four groups of threads take every fourth run, four dimensions a thread.
+constexpr int kMergeThreads = 256, kMergeGroups = 4;
+
+__global__ void __launch_bounds__(kMergeThreads)
     qsa_merge_kernel(const __grid_constant__ AttendArgs a, const float* part_o, const float* part_ml,
                      int64_t first_row, int max_runs) {
+  extern __shared__ float4 shared4[];
+  float* m_of = reinterpret_cast<float*>(shared4);  // [max_runs], then the factors of the runs
+  float* l_of = m_of + max_runs;
+  __shared__ float4 part[kMergeGroups][kMaxWidth / 4];
   pdl_launch();
-  pdl_wait();
+  // The runs' kernel starts this one after its own wait, so the choice and the gate are there.
   const int64_t t = first_row + blockIdx.y;
   const int head = static_cast<int>(blockIdx.x), n_heads = static_cast<int>(gridDim.x),
-            i = static_cast<int>(threadIdx.x);
-  if (i >= a.d) return;
+            tid = static_cast<int>(threadIdx.x);
   const KeyList list(a, t);
-  float m = -INFINITY, l = 0, o = 0;
-  for (int run = 0; run * kRunTokens < list.size; ++run) {
-    const int64_t at = (blockIdx.y * int64_t{max_runs} + run) * n_heads + head;
-    const float m_run = part_ml[at * 2], l_run = part_ml[at * 2 + 1];
-    const float top = fmaxf(m, m_run), before = expf(m - top), now = expf(m_run - top);
-    o = o * before + part_o[at * a.d + i] * now;
-    l = l * before + l_run * now;
-    m = top;
+  const int runs = (list.size + kRunTokens - 1) / kRunTokens;
+  const float gate = tid < a.d ? a.q_gate[t * a.q_stride + head * 2 * a.d + a.d + tid] : 0.0f;
+  pdl_wait();
+  const int64_t at0 = blockIdx.y * int64_t{max_runs} * n_heads + head;
+  for (int r = tid; r < runs; r += kMergeThreads) {
+    const float2 ml = *reinterpret_cast<const float2*>(part_ml + (at0 + int64_t{r} * n_heads) * 2);
+    m_of[r] = ml.x;
+    l_of[r] = ml.y;
   }
-  const float gate = a.q_gate[t * a.q_stride + head * 2 * a.d + a.d + i];
-  a.y[t * a.y_stride + head * a.d + i] = list.size > 0 ? o / l * scalar::sigmoid(gate) : 0.0f;
+  __syncthreads();
+  float top = -INFINITY;
+  for (int r = 0; r < runs; ++r) top = fmaxf(top, m_of[r]);
+  __syncthreads();
+  for (int r = tid; r < runs; r += kMergeThreads) m_of[r] = expf(m_of[r] - top);
+  __syncthreads();
+  const int group = tid / (kMergeThreads / kMergeGroups), column = tid % (kMergeThreads / kMergeGroups);
+  float4 o = make_float4(0, 0, 0, 0);
+  if (4 * column < a.d) {
+#pragma unroll 9
+    for (int r = group; r < runs; r += kMergeGroups) {
+      const float4 v =
+          *reinterpret_cast<const float4*>(part_o + (at0 + int64_t{r} * n_heads) * a.d + 4 * column);
+      const float f = m_of[r];
+      o.x = fmaf(v.x, f, o.x);
+      o.y = fmaf(v.y, f, o.y);
+      o.z = fmaf(v.z, f, o.z);
+      o.w = fmaf(v.w, f, o.w);
+    }
+    part[group][column] = o;
+  }
+  float l = 0;
+  for (int r = 0; r < runs; ++r) l = fmaf(l_of[r], m_of[r], l);
+  __syncthreads();
+  if (tid >= a.d) return;
+  float sum = 0;
+#pragma unroll
+  for (int q = 0; q < kMergeGroups; ++q) sum += reinterpret_cast<const float*>(part[q])[tid];
+  a.y[t * a.y_stride + head * a.d + tid] = list.size > 0 ? sum / l * scalar::sigmoid(gate) : 0.0f;
 }
 
 // ---- runs on tensor cores ----
@@ -176,6 +221,119 @@ constexpr int kWidth = 256;
 constexpr int kPitch = kWidth + 8;  // BF16s: rows start in different banks
 constexpr int kPPitch = kRunTokens + 8;
 constexpr int kSPitch = kRunTokens + 4;
+
+// Two BF16 whose sum is a float's first 16 bits.
+__device__ __forceinline__ void split_bf16(float v, __nv_bfloat16& high, __nv_bfloat16& low) {
+  high = __float2bfloat16_rn(v);
+  low = __float2bfloat16_rn(v - __bfloat162float(high));
+}
+
+struct RunShared {
+  __nv_bfloat16 k[kRunTokens][kPitch], v[kRunTokens][kPitch];
+  __nv_bfloat16 q[2][16][kPitch], p[2][16][kPPitch];
+  float s[16][kSPitch];
+  int64_t rows[kRunTokens];
+};
+
+__device__ __forceinline__ void fetch_tile(__nv_bfloat16 (*to)[kPitch], const uint8_t* from,
+                                           const int64_t* rows, int n);
+
+// Block (run, kv head, row): one run of a decode row.
+__global__ void __launch_bounds__(kTileThreads)
+    qsa_run_tile_kernel(const __grid_constant__ AttendArgs a, float* part_o, float* part_ml,
+                        int64_t first_row, int max_runs) {
+  extern __shared__ float4 shared4[];
+  RunShared& sh = *reinterpret_cast<RunShared*>(shared4);
+  const int run = static_cast<int>(blockIdx.x), kv = static_cast<int>(blockIdx.y);
+  const int64_t t = first_row + blockIdx.z;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, c = lane % 4;
+  // The choice starts this kernel after its own wait, so queries and positions are there.
+  const KeyPlace place(a, t);
+  const float* q = a.q_gate + t * a.q_stride + kv * a.group * 2 * kWidth;
+  for (int i = tid; i < 16 * kWidth / 4; i += kTileThreads) {
+    const int head = i / (kWidth / 4), dim = i % (kWidth / 4) * 4;
+    float4 f = make_float4(0, 0, 0, 0);
+    if (head < a.group) f = *reinterpret_cast<const float4*>(q + head * 2 * kWidth + dim);
+    const float v[4] = {f.x, f.y, f.z, f.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) split_bf16(v[e], sh.q[0][head][dim + e], sh.q[1][head][dim + e]);
+  }
+  pdl_wait();
+  pdl_launch();  // after the wait: the merge may read the choice before its own
+  const KeyList list(a, t, place);
+  const int n = min(kRunTokens, list.size - run * kRunTokens);
+  if (n <= 0) return;
+  if (tid < n) sh.rows[tid] = list.row(run * kRunTokens + tid, kv, a.n_kv);
+  __syncthreads();
+  fetch_tile(sh.k, a.k, sh.rows, n);
+  fetch_tile(sh.v, a.v, sh.rows, n);
+  cp_async_wait<1>();
+  __syncthreads();
+  // Scores of keys 16·warp … 16·warp + 15.
+  float s[2][4] = {};
+#pragma unroll 4
+  for (int step = 0; step < kWidth / 16; ++step) {
+    uint32_t b[4], high[4], low[4];
+    ldmatrix4(b, &sh.k[16 * warp + lane / 16 * 8 + lane % 8][16 * step + lane / 8 % 2 * 8]);
+    ldmatrix4(high, &sh.q[0][lane % 16][16 * step + lane / 16 * 8]);
+    ldmatrix4(low, &sh.q[1][lane % 16][16 * step + lane / 16 * 8]);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      mma_bf16(s[tile], high[0], high[1], high[2], high[3], b[2 * tile], b[2 * tile + 1]);
+      mma_bf16(s[tile], low[0], low[1], low[2], low[3], b[2 * tile], b[2 * tile + 1]);
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sh.s[g + 8 * (i / 2)][16 * warp + 8 * tile + 2 * c + i % 2] = s[tile][i] * a.scale;
+  __syncthreads();
+  const int64_t head0 = ((blockIdx.z * max_runs + run) * int64_t{a.n_kv} + kv) * a.group;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int head = 4 * warp + i;
+    const float s0 = lane < n ? sh.s[head][lane] : -INFINITY,
+                s1 = lane + 32 < n ? sh.s[head][lane + 32] : -INFINITY;
+    const float m = warp_max(fmaxf(s0, s1));
+    const float e0 = lane < n ? expf(s0 - m) : 0.0f, e1 = lane + 32 < n ? expf(s1 - m) : 0.0f;
+    split_bf16(e0, sh.p[0][head][lane], sh.p[1][head][lane]);
+    split_bf16(e1, sh.p[0][head][lane + 32], sh.p[1][head][lane + 32]);
+    const float l = warp_sum(e0 + e1);
+    if (lane == 0 && head < a.group)
+      *reinterpret_cast<float2*>(part_ml + (head0 + head) * 2) = make_float2(m, l);
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  // Values of dimensions 64·warp … 64·warp + 63.
+  float o[8][4] = {};
+#pragma unroll
+  for (int step = 0; step < kRunTokens / 16; ++step) {
+    uint32_t high[4], low[4];
+    ldmatrix4(high, &sh.p[0][lane % 16][16 * step + lane / 16 * 8]);
+    ldmatrix4(low, &sh.p[1][lane % 16][16 * step + lane / 16 * 8]);
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      uint32_t b[4];
+      ldmatrix4_trans(b,
+                      &sh.v[16 * step + lane / 8 % 2 * 8 + lane % 8][64 * warp + 16 * pair + lane / 16 * 8]);
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        mma_bf16(o[2 * pair + tile], high[0], high[1], high[2], high[3], b[2 * tile], b[2 * tile + 1]);
+        mma_bf16(o[2 * pair + tile], low[0], low[1], low[2], low[3], b[2 * tile], b[2 * tile + 1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int tile = 0; tile < 8; ++tile)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int head = g + 8 * half, dim = 64 * warp + 8 * tile + 2 * c;
+      if (head < a.group)
+        *reinterpret_cast<float2*>(part_o + (head0 + head) * kWidth + dim) =
+            make_float2(o[tile][2 * half], o[tile][2 * half + 1]);
+    }
+}
 
 struct TileShared {
   __nv_bfloat16 k[kRunTokens][kPitch], v[kRunTokens][kPitch];
@@ -355,7 +513,8 @@ void qsa_attend(Stream& s, Tensor y, Tensor q_gate, const Selection& selection, 
   const int64_t longest = std::min<int64_t>(int64_t{shape.budget_blocks} * kBlockTokens + kBlockTokens - 1,
                                             std::max<int64_t>(batch.max_tokens, 1));
   const int max_runs = ceil_div(longest, kRunTokens);
-  const auto run_kernel_of = kv == DType::F32    ? run_kernel<float>(a.group)
+  const auto run_kernel_of = tiles               ? qsa_run_tile_kernel
+                             : kv == DType::F32  ? run_kernel<float>(a.group)
                              : kv == DType::BF16 ? run_kernel<__nv_bfloat16>(a.group)
                                                  : run_kernel<__half>(a.group);
   constexpr int64_t kPieceRows = 64;  // bounds the scratch of the runs
@@ -367,9 +526,11 @@ void qsa_attend(Stream& s, Tensor y, Tensor q_gate, const Selection& selection, 
     const Tensor ml = s.scratch(DType::F32, {rows * max_runs * shape.n_heads, 2});
     launch(s, run_kernel_of,
            dim3(static_cast<unsigned>(max_runs), static_cast<unsigned>(a.n_kv), static_cast<unsigned>(rows)),
-           kRunThreads, 0, 1, a, o.as<float>(), ml.as<float>(), first, max_runs);
+           tiles ? kTileThreads : kRunThreads, tiles ? sizeof(RunShared) : 0, 1, a, o.as<float>(),
+           ml.as<float>(), first, max_runs);
     launch(s, qsa_merge_kernel, dim3(static_cast<unsigned>(shape.n_heads), static_cast<unsigned>(rows)),
-           kMaxWidth, 0, 1, a, o.as<float>(), ml.as<float>(), first, max_runs);
+           kMergeThreads, sizeof(float) * 2 * static_cast<size_t>(max_runs), 1, a, o.as<float>(),
+           ml.as<float>(), first, max_runs);
     first += rows;
   }
   // Grid dimensions y and z end at 65535.

@@ -32,8 +32,8 @@ constexpr int kScoreThreads = 256;
 __global__ void __launch_bounds__(kScoreThreads)
     qsa_score_decode_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
                             const float* pooled, BatchView batch, int budget) {
-  pdl_launch();
   pdl_wait();
+  pdl_launch();  // after the wait, as in the choice
   const int64_t t = blockIdx.y;
   const int n = complete_blocks(batch, t);
   if (n <= budget) return;
@@ -206,8 +206,8 @@ __global__ void __launch_bounds__(kSelectThreads)
   extern __shared__ float4 shared4[];
   Shared& s = *reinterpret_cast<Shared*>(shared4);
   float* staged = reinterpret_cast<float*>(&s + 1);
-  pdl_launch();
   pdl_wait();
+  pdl_launch();  // after the wait: the attention may read queries and positions before its own
   const int64_t t = first_row + blockIdx.x;
   const int n = complete_blocks(batch, t);
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
@@ -230,7 +230,10 @@ __global__ void __launch_bounds__(kSelectThreads)
     positive += v > 0;
   }
   for (int i = tid; i < kBins; i += kSelectThreads) s.bins[i] = 0;
-  if (tid == 0) s.n_tied = 0;
+  if (tid == 0) {
+    s.n_tied = 0;
+    s.border_bin = -1;  // stays where nothing is binned
+  }
   top = warp_max(top);
   if (lane == 0) s.warp_max[warp] = top;
   positive = block_count(positive, s);  // its barriers publish warp_max as well
@@ -252,29 +255,24 @@ __global__ void __launch_bounds__(kSelectThreads)
       }
     }
     __syncthreads();
-    if (warp == 0) {
-      // From the highest bin down, 32 at a time, to the bin in which the count passes the budget.
-      int above = 0, found = -1;
-      for (int high = kBins - 1; binned && high >= 0 && found < 0; high -= 32) {
-        int count = s.bins[high - lane];
+    {
+      // From the highest bin down, two a thread, to the bin in which the count passes the budget.
+      static_assert(kBins == 2 * kSelectThreads);
+      const int high = kBins - 1 - 2 * tid, first = s.bins[high], both = first + s.bins[high - 1];
+      int before = both;
 #pragma unroll
-        for (int d = 1; d < 32; d <<= 1) {
-          const int other = __shfl_up_sync(0xffffffffu, count, d);
-          if (lane >= d) count += other;
-        }
-        const unsigned reach = __ballot_sync(0xffffffffu, above + count >= budget);
-        if (reach) {
-          const int first = __ffs(static_cast<int>(reach)) - 1;
-          found = high - first;
-          const int before = __shfl_sync(0xffffffffu, count, max(first - 1, 0));
-          if (first > 0) above += before;
-        } else {
-          above += __shfl_sync(0xffffffffu, count, 31);
-        }
+      for (int d = 1; d < 32; d <<= 1) {
+        const int other = __shfl_up_sync(0xffffffffu, before, d);
+        if (lane >= d) before += other;
       }
-      if (lane == 0) {
-        s.border_bin = found;
-        s.above_border_bin = above;
+      if (lane == 31) s.warp_count[warp] = before;
+      __syncthreads();
+      before -= both;
+      for (int w = 0; w < warp; ++w) before += s.warp_count[w];
+      if (before < budget && before + both >= budget) {
+        const bool second = before + first < budget;
+        s.border_bin = high - second;
+        s.above_border_bin = before + (second ? first : 0);
       }
     }
     __syncthreads();
