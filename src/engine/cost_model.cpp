@@ -8,6 +8,7 @@ namespace quern {
 namespace {
 
 constexpr double kForget = 0.98;  // an observation counts half after 34 more
+constexpr double kSpreads = 3, kLargestExcess = 1;
 
 // Solves the n×n system restricted to the coefficients `use`; the others are 0. False if it is singular.
 bool solve(const std::array<std::array<double, 3>, 3>& xx, const std::array<double, 3>& xy,
@@ -39,6 +40,12 @@ bool solve(const std::array<std::array<double, 3>, 3>& xx, const std::array<doub
 }  // namespace
 
 void CostMeter::observe(int64_t decode_rows, int64_t prefill_rows, double seconds) {
+  if (const double expected = model_.seconds(decode_rows, prefill_rows); expected > 0) {
+    const double e = std::min(seconds / expected - 1, kLargestExcess);
+    n_ = kForget * n_ + 1;
+    excess_ = kForget * excess_ + e;
+    excess2_ = kForget * excess2_ + e * e;
+  }
   const std::array<double, 3> x = {1, static_cast<double>(decode_rows), static_cast<double>(prefill_rows)};
   for (int i = 0; i < 3; ++i) {
     for (int j = 0; j < 3; ++j) xx_[i][j] = kForget * xx_[i][j] + x[i] * x[j];
@@ -58,6 +65,9 @@ void CostMeter::fit() {
     use[worst] = false;
   }
   model_ = {std::max(c[0], 0.0), std::max(c[1], 0.0), std::max(c[2], 0.0)};
+  if (n_ == 0) return;
+  const double mean = excess_ / n_, variance = std::max(excess2_ / n_ - mean * mean, 0.0);
+  model_.spread = std::max(mean + kSpreads * std::sqrt(variance), 0.0);
 }
 
 }  // namespace quern

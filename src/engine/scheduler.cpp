@@ -124,7 +124,7 @@ class Planner {
       else
         free_pages_ -= more;
       drafts = std::min(drafts, in_.max_rows - rows - chunk);
-      while (drafts > 0 && prefilling && in_.cost.seconds(rows + drafts, chunk) > in_.max_stall) --drafts;
+      while (drafts > 0 && prefilling && in_.cost.at_most(rows + drafts, chunk) > in_.max_stall) --drafts;
       drafts = std::max<int64_t>(drafts, 0);
       rows += drafts;
       plan_.decode.push_back({r.id, 1 + drafts});
@@ -135,7 +135,7 @@ class Planner {
   void choose_chunks(int64_t decode_rows, bool bounded) {
     int64_t budget = std::max<int64_t>(in_.max_rows - decode_rows, kPageTokens) / kPageTokens * kPageTokens;
     if (bounded)
-      while (budget > kPageTokens && in_.cost.seconds(decode_rows, budget) > in_.max_stall)
+      while (budget > kPageTokens && in_.cost.at_most(decode_rows, budget) > in_.max_stall)
         budget -= kPageTokens;
 
     std::vector<const Running*> oldest;

@@ -6,7 +6,8 @@
 // - Prefill fills the step up to `max_stall` seconds of the measured cost model while a stream is decoding,
 // and
 //   up to `max_rows` otherwise; at least one 64-row chunk, so that
-//     gap ≤ max(max_stall, one step with one 64-row chunk).
+//     gap ≤ max(max_stall, one step with one 64-row chunk),
+//   as far as steps stay below what the model takes for their most (CostModel::at_most).
 //   Chunks end at absolute multiples of 64, except a prompt's last piece. The oldest prefill has half of the
 //   rows, the rest go to the shortest remaining: neither starves the other. With one chunk to give they take
 //   turns.

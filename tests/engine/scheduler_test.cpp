@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 
@@ -149,11 +150,20 @@ TEST(CostMeter, rows_that_never_varied_are_taken_to_cost_nothing) {
   EXPECT_NEAR(meter.model().seconds(9, 0), 0.02, 1e-3);
 }
 
+// How the true cost of a step differs from the line that the scheduler is told. Without it the scheduler knows the truth.
+struct Noise {
+  double share = 0;         // each step lasts 1 ± share times as long, evenly
+  double drift = 0;         // slower and faster by this share, in waves of 3000 steps
+  uint64_t jump_at = 0;     // from this step on everything takes twice as long; 0: never
+  uint64_t settling = 100;  // steps after the start and after the jump in which the bound may be passed
+};
+
 // A machine without a model: positions instead of tokens, a page pool, and a clock that the true cost moves.
 class Simulation {
  public:
-  Simulation(uint32_t seed, int32_t pages, int32_t slots, int64_t n_requests, int64_t longest)
-      : random_(seed), pool_(pages), free_slots_(slots), slots_(slots), longest_(longest) {
+  Simulation(uint32_t seed, int32_t pages, int32_t slots, int64_t n_requests, int64_t longest,
+             const Noise& noise = {})
+      : random_(seed), pool_(pages), free_slots_(slots), slots_(slots), longest_(longest), noise_(noise) {
     double at = 0;
     for (int64_t i = 0; i < n_requests; ++i) {
       Job job;
@@ -199,6 +209,11 @@ class Simulation {
   int64_t preemptions() const { return preemptions_; }
   double longest_gap() const { return longest_gap_; }
   int64_t longest_idle() const { return longest_idle_; }
+  int64_t gaps() const { return gaps_; }
+  int64_t late() const { return late_; }  // gaps beyond the bound once costs were learnt
+  int64_t late_while_learning() const { return late_while_learning_; }
+  double longest_excess() const { return longest_excess_; }
+  double rows_per_second() const { return static_cast<double>(rows_) / clock_; }
 
  private:
   struct Job {
@@ -221,7 +236,7 @@ class Simulation {
     in.max_rows = 2048;
     in.max_stall = 0.03;
     in.step = step;
-    in.cost = cost_;
+    in.cost = noise_.share > 0 ? meter_.model() : cost_;
     for (const Job* j : waiting_)
       in.waiting.push_back({.id = j->id,
                             .priority = j->priority,
@@ -244,6 +259,14 @@ class Simulation {
            .prompt_end = j->prompt,
            .drafts = static_cast<int32_t>(std::min<int64_t>(j->drafts, j->end() - j->position - 1))});
     return in;
+  }
+
+  double true_factor(uint64_t step) {
+    if (noise_.share == 0) return 1;
+    const double even = static_cast<double>(random_()) / static_cast<double>(std::mt19937::max());
+    const double wave = std::sin(static_cast<double>(step) * 2 * M_PI / 3000);
+    const bool jumped = noise_.jump_at > 0 && step >= noise_.jump_at;
+    return (1 + noise_.share * (2 * even - 1)) * (1 + noise_.drift * wave) * (jumped ? 2 : 1);
   }
 
   static Job* take(std::vector<Job*>& from, uint64_t id) {
@@ -282,8 +305,15 @@ class Simulation {
     ASSERT_EQ(rows.size(), plan.decode.size() + plan.prefill.size()) << "a sequence twice in one step";
     ASSERT_LE(decode_rows + prefill_rows, in.max_rows);
     ASSERT_GT(decode_rows + prefill_rows + static_cast<int64_t>(plan.preempt.size()), 0) << "an empty step";
-    clock_ += cost_.seconds(decode_rows, prefill_rows);
-    step_bound_ = std::max(in.max_stall, cost_.seconds(static_cast<int64_t>(plan.decode.size()), 64));
+    const double factor = true_factor(in.step);
+    const double took = factor * cost_.seconds(decode_rows, prefill_rows);
+    clock_ += took;
+    meter_.observe(decode_rows, prefill_rows, took);
+    step_bound_ =
+        std::max(in.max_stall, factor * cost_.seconds(static_cast<int64_t>(plan.decode.size()), 64));
+    const uint64_t since = in.step >= noise_.jump_at ? in.step - noise_.jump_at : in.step;
+    const bool settled = noise_.share == 0 || since >= noise_.settling;
+    rows_ += decode_rows + prefill_rows;
     for (Job* j : running_) {
       const int64_t n = rows.count(j->id) ? rows[j->id] : 0;
       if (n == 0) {
@@ -308,7 +338,12 @@ class Simulation {
       if (j->last_token >= 0) {
         const double gap = clock_ - j->last_token;
         longest_gap_ = std::max(longest_gap_, gap);
-        ASSERT_LE(gap, step_bound_ + 1e-9) << "stream " << j->id;
+        ++gaps_;
+        if (gap > step_bound_ + 1e-9) (settled ? late_ : late_while_learning_) += 1;
+        if (settled) longest_excess_ = std::max(longest_excess_, gap / step_bound_ - 1);
+        if (noise_.share == 0) {
+          ASSERT_LE(gap, step_bound_ + 1e-9) << "stream " << j->id << " in step " << in.step;
+        }
       }
       j->last_token = clock_;
     }
@@ -349,6 +384,10 @@ class Simulation {
   PagePool pool_;
   int32_t free_slots_, slots_;
   int64_t longest_;
+  Noise noise_;
+  CostMeter meter_;
+  int64_t gaps_ = 0, late_ = 0, late_while_learning_ = 0, rows_ = 0;
+  double longest_excess_ = 0;
   CostModel cost_{.base = 0.004, .decode_row = 0.00005, .prefill_row = 0.00004};
   std::vector<Job> jobs_;
   std::vector<Job*> waiting_, running_;
@@ -363,6 +402,28 @@ TEST(SchedulerSimulation, ten_thousand_requests_leak_nothing_starve_nobody_and_k
   fmt::print("{} steps, {} preemptions, longest gap {:.1f} ms, longest wait for a chunk {} steps\n",
              simulation.steps(), simulation.preemptions(), simulation.longest_gap() * 1e3,
              simulation.longest_idle());
+}
+
+// The scheduler knows only what steps lasted: each lasts up to 30 % more or less than its rows say, the machine grows
+// slower and faster by a quarter in waves of three thousand steps, and in step 20 000 half of it is lost. What was never
+// measured cannot be promised: a gap in ten thousand may be longer, and a few before the loss is learnt.
+TEST(SchedulerSimulation, ten_thousand_requests_keep_the_bound_on_a_machine_that_is_learnt_as_it_goes) {
+  const Noise noise{.share = 0.3, .drift = 0.25, .jump_at = 20'000};
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    Simulation simulation(seed, /*pages=*/400, /*slots=*/32, 10'000, /*longest=*/20'000, noise);
+    simulation.run();
+    EXPECT_GT(simulation.steps(), noise.jump_at + 10'000);
+    fmt::print(
+        "seed {}: {} steps, {} preemptions, longest gap {:.1f} ms; of {} gaps {} beyond the bound, by {:.0f} "
+        "% at most, "
+        "and {} while costs were learnt; {:.0f} rows/s\n",
+        seed, simulation.steps(), simulation.preemptions(), simulation.longest_gap() * 1e3, simulation.gaps(),
+        simulation.late(), 100 * simulation.longest_excess(), simulation.late_while_learning(),
+        simulation.rows_per_second());
+    EXPECT_LE(simulation.late(), simulation.gaps() / 10'000);
+    EXPECT_LE(simulation.longest_excess(), 0.6);
+    EXPECT_LE(simulation.late_while_learning(), 100);
+  }
 }
 
 TEST(SchedulerSimulation, two_slots_and_a_pool_that_one_request_fills) {
