@@ -57,24 +57,6 @@ namespace {
 
 int64_t bytes_of(double gib) { return static_cast<int64_t>(gib * (1 << 30)); }
 
-// What the disk tier takes a model by: its files' names and sizes.
-std::string fingerprint_of(const Checkpoint& checkpoint) {
-  std::string print;
-  for (const auto& file : checkpoint.files())
-    print += fmt::format("{}:{} ", file->path().filename().string(), file->bytes().size());
-  for (const TensorView& t : checkpoint.tensors()) {
-    if (t.bytes.empty()) continue;
-    // A few bytes of some tensors: files of one name and size may still differ.
-    uint64_t sum = 0;
-    for (size_t i = 0; i < std::min<size_t>(t.bytes.size(), 64); ++i)
-      sum = sum * 1099511628211ULL +
-            static_cast<uint64_t>(t.bytes[i * (t.bytes.size() / 64 + 1) % t.bytes.size()]);
-    print += fmt::format("{:x}", sum & 0xff);
-    if (print.size() > 3000) break;
-  }
-  return print;
-}
-
 }  // namespace
 
 OpenModel open_model_for(const ModelFlags& flags, EngineFlags& e) {
@@ -109,7 +91,6 @@ OpenModel open_model_for(const ModelFlags& flags, EngineFlags& e) {
   e.options.prefix_cache = !e.no_prefix_cache;
   e.options.snapshot_ram = bytes_of(e.snapshot_gib);
   e.options.snapshot_disk = bytes_of(e.snapshot_disk_gib);
-  e.options.model_fingerprint = e.options.snapshot_directory.empty() ? "" : fingerprint_of(*checkpoint);
   return open_model(flags, options);
 }
 

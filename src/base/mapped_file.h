@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -21,6 +22,9 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::filesystem::path& path() const { return path_; }
+  // When it was opened, in ns: the last change of its content, and of its inode, which no program can set.
+  int64_t modified_ns() const { return modified_ns_; }
+  int64_t changed_ns() const { return changed_ns_; }
 
   // Advice to the kernel; contents do not change. drop_pages: what has been read counts as this process's memory no
   // more (it stays in the page cache, and is read again on the next touch). read_sparsely: of this part of bytes() few
@@ -33,6 +37,7 @@ class MappedFile {
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  int64_t modified_ns_ = 0, changed_ns_ = 0;
 };
 
 // The whole file as a string; refuses files beyond `max_bytes`. Throws Error naming the path.

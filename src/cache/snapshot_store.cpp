@@ -4,8 +4,6 @@
 #include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -46,20 +44,6 @@ struct File {
   File& operator=(const File&) = delete;
 };
 
-PrefixKey digest(const XXH128_hash_t& hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  PrefixKey key;
-  std::memcpy(key.data(), canonical.digest, key.size());
-  return key;
-}
-
-std::string hex(const PrefixKey& key) {
-  std::string s;
-  for (const uint8_t b : key) s += fmt::format("{:02x}", b);
-  return s;
-}
-
 bool read_all(int fd, void* to, int64_t bytes) {
   auto* p = static_cast<char*>(to);
   while (bytes > 0) {
@@ -84,6 +68,17 @@ bool write_all(int fd, const void* from, int64_t bytes) {
   return true;
 }
 
+// What differs between two fingerprints, "<name> <value>" a line: the first line that does.
+std::string difference(std::string_view theirs, std::string_view ours) {
+  while (!theirs.empty() || !ours.empty()) {
+    const auto a = theirs.substr(0, theirs.find('\n')), b = ours.substr(0, ours.find('\n'));
+    if (a != b) return fmt::format("made with '{}', this is '{}'", a, b);
+    theirs.remove_prefix(std::min(a.size() + 1, theirs.size()));
+    ours.remove_prefix(std::min(b.size() + 1, ours.size()));
+  }
+  return "";
+}
+
 bool is_snapshot_name(const std::string& name) {
   return name.size() == 37 && name.ends_with(".snap") &&
          name.find_first_not_of("0123456789abcdef") == name.size() - 5;
@@ -100,14 +95,15 @@ std::vector<PrefixKey> prefix_keys(std::span<const int32_t> ids) {
   for (size_t i = 0; i + kPageTokens <= ids.size(); i += kPageTokens) {
     if (!keys.empty()) link.before = keys.back();
     std::copy_n(ids.begin() + static_cast<int64_t>(i), kPageTokens, link.ids);
-    keys.push_back(digest(XXH3_128bits(&link, sizeof link)));
+    keys.push_back(digest_of(&link, sizeof link));
   }
   return keys;
 }
 
 SnapshotStore::SnapshotStore(const StoreOptions& options) : options_(options) {
   QUERN_CHECK(options.page_bytes > 0 && options.snapshot_bytes > 0, "a store of empty snapshots");
-  QUERN_CHECK(static_cast<int64_t>(options.fingerprint.size()) <= kMaxFingerprint, "a longer fingerprint");
+  QUERN_CHECK(static_cast<int64_t>(options.fingerprint.size()) <= kMaxFingerprint,
+              "a fingerprint is at most 4096 bytes");
   scan();
   thread_ = std::thread([this] { work(); });
 }
@@ -172,15 +168,14 @@ std::optional<SnapshotStore::Piece> SnapshotStore::read_header(const std::string
   if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0) return skip("not a snapshot");
   if (h.version != kVersion)
     return skip(fmt::format("version {}, this program writes {}", h.version, kVersion));
-  if (h.checksum != XXH3_64bits(&h, offsetof(Header, checksum))) return skip("its header is damaged");
+  if (h.checksum != digest64_of(&h, offsetof(Header, checksum))) return skip("its header is damaged");
   if (h.file_bytes != static_cast<uint64_t>(info.st_size))
     return skip(fmt::format("{} bytes long, its header says {}", info.st_size, h.file_bytes));
   std::string fingerprint(std::min<uint64_t>(h.fingerprint_bytes, kMaxFingerprint), '\0');
   if (h.fingerprint_bytes > kMaxFingerprint ||
       !read_all(file.fd, fingerprint.data(), static_cast<int64_t>(fingerprint.size())))
     return skip("its fingerprint is damaged");
-  if (fingerprint != options_.fingerprint)
-    return skip(fmt::format("made by '{}', this is '{}'", fingerprint, options_.fingerprint));
+  if (fingerprint != options_.fingerprint) return skip(difference(fingerprint, options_.fingerprint));
   const uint64_t tokens = h.position - h.begin;
   if (h.page_bytes != static_cast<uint64_t>(options_.page_bytes) ||
       h.snapshot_bytes != static_cast<uint64_t>(options_.snapshot_bytes) || h.position <= h.begin ||
@@ -277,15 +272,14 @@ void SnapshotStore::write(const PrefixKey& key, const Piece& piece, const std::v
   h.file_bytes = static_cast<uint64_t>(piece.bytes);
   h.key = key;
   h.before = piece.before;
-  h.checksum = XXH3_64bits(&h, offsetof(Header, checksum));
+  h.checksum = digest64_of(&h, offsetof(Header, checksum));
 
   const std::string where = path(key), fresh = where + ".new";
   const File file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
-  XXH3_state_t* hash = XXH3_createState();
-  XXH3_128bits_reset(hash);
+  Hasher hasher;
   bool good = file.fd >= 0;
   const auto put_bytes = [&](const void* bytes, int64_t n) {
-    XXH3_128bits_update(hash, bytes, static_cast<size_t>(n));
+    hasher.add(bytes, static_cast<size_t>(n));
     good = good && write_all(file.fd, bytes, n);
   };
   put_bytes(&h, sizeof h);
@@ -293,8 +287,7 @@ void SnapshotStore::write(const PrefixKey& key, const Piece& piece, const std::v
   put_bytes(ids.data() + piece.begin, (piece.position - piece.begin) * 4);
   put_bytes(pages.data(), static_cast<int64_t>(pages.size()));
   put_bytes(snapshot.bytes.data(), static_cast<int64_t>(snapshot.bytes.size()));
-  const PrefixKey sum = digest(XXH3_128bits_digest(hash));
-  XXH3_freeState(hash);
+  const Digest sum = hasher.digest();
   good = good && write_all(file.fd, sum.data(), 16) && ::fdatasync(file.fd) == 0 &&
          ::rename(fresh.c_str(), where.c_str()) == 0;
   const std::lock_guard lock(mutex_);
@@ -324,12 +317,11 @@ bool SnapshotStore::read_piece(const PrefixKey& key, const Piece& piece, std::sp
     return skip("it changed since it was listed");
   const File file(::open(where.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (file.fd < 0) return skip("it cannot be read");
-  XXH3_state_t* hash = XXH3_createState();
-  XXH3_128bits_reset(hash);
+  Hasher hasher;
   bool good = true;
   const auto get = [&](void* to, int64_t n) {
     good = good && read_all(file.fd, to, n);
-    if (good) XXH3_128bits_update(hash, to, static_cast<size_t>(n));
+    if (good) hasher.add(to, static_cast<size_t>(n));
   };
   Header h;
   std::string fingerprint(options_.fingerprint.size(), '\0');
@@ -343,9 +335,8 @@ bool SnapshotStore::read_piece(const PrefixKey& key, const Piece& piece, std::sp
   get(into.pages.data() + piece.begin / kPageTokens * options_.page_bytes,
       (piece.position - piece.begin) / kPageTokens * options_.page_bytes);
   get(snapshot->bytes.data(), options_.snapshot_bytes);
-  const PrefixKey sum = digest(XXH3_128bits_digest(hash));
-  XXH3_freeState(hash);
-  PrefixKey expected{};
+  const Digest sum = hasher.digest();
+  Digest expected{};
   good = good && read_all(file.fd, expected.data(), 16);
   if (!good) return skip("shorter than it was");
   if (sum != expected) return skip("its checksum is wrong: the file is damaged");

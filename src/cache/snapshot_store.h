@@ -8,15 +8,14 @@
 //   u8[16] key  u8[16] key of the piece before  u64 XXH3-64 of all of the above
 //   fingerprint  ids i32[position - begin]  pages  snapshot  u8[16] XXH3-128 of all of the above
 //
-// The fingerprint names everything that the bytes depend on (model, device, KV type, numeric revision); a file
-// with another one, or whose lengths or checksums are wrong, is skipped with one log line and never guessed at.
+// The fingerprint names everything that the bytes depend on (engine/state_origin.h), "<name> <value>" a line; a file with
+// another one, or whose lengths or checksums are wrong, is skipped with one log line that says why, and never guessed at.
 // Files are written by a background thread, flushed, and renamed into place, so a torn one is never seen under
 // its name. Only regular files named <32 hex digits>.snap in the directory are looked at.
 //
 // All calls may come from one thread (the engine's); callbacks come on the store's own thread.
 #pragma once
 
-#include <array>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -31,18 +30,19 @@
 #include <thread>
 #include <vector>
 
+#include "base/digest.h"
 #include "cache/snapshot.h"
 
 namespace quern {
 
-using PrefixKey = std::array<uint8_t, 16>;
+using PrefixKey = Digest;
 
 // The keys of every whole page of `ids`: entry i is the key of the first 64 · (i + 1) ids.
 std::vector<PrefixKey> prefix_keys(std::span<const int32_t> ids);
 
 struct StoreOptions {
   std::string directory;    // created where it is missing
-  std::string fingerprint;  // at most 4096 bytes
+  std::string fingerprint;  // lines; at most 4096 bytes, more is a bug
   int64_t page_bytes = 0;
   int64_t snapshot_bytes = 0;
   int64_t budget = 0;              // bytes of files; the least recently used go

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/state_origin.h"
 
 namespace quern {
 namespace {
@@ -46,7 +47,10 @@ EngineCore::EngineCore(Model& model, const EngineOptions& options)
       batch_(model.stream().device(), model.options().batch),
       chooser_(model.stream(), model.config().vocab,
                int64_t{model.options().n_slots} * (kMaxDrafts + 1) + 256),
-      cache_(model.memory(), options) {
+      cache_(model.memory(), options,
+             options.prefix_cache && !options.snapshot_directory.empty()
+                 ? fingerprint(state_origin(model, options.reuse_replies))
+                 : "") {
   const ModelOptions& m = model.options();
   QUERN_CHECK(m.batch.rows >= kPageTokens + int64_t{m.n_slots} * (kMaxDrafts + 1) &&
                   m.batch.segments >= m.n_slots && m.batch.logits >= int64_t{m.n_slots} * (kMaxDrafts + 1),

@@ -23,7 +23,6 @@ struct EngineOptions {
   int64_t snapshot_interval = 16384;   // tokens between snapshots of a long prompt, a multiple of 64
   std::string snapshot_directory;      // "": no disk tier
   int64_t snapshot_disk = 64LL << 30;  // bytes of files
-  std::string model_fingerprint;       // of the checkpoint, as the disk tier records it
   // Replies enter the prefix cache too. On the CPU that is exact and always done; on CUDA generated tokens
   // take other kernels than prompt tokens, so there it gives exactness up for speed.
   bool reuse_replies = false;

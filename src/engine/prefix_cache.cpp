@@ -1,7 +1,5 @@
 #include "engine/prefix_cache.h"
 
-#include <fmt/core.h>
-
 #include <cmath>
 #include <cstring>
 
@@ -9,10 +7,6 @@
 
 namespace quern {
 namespace {
-
-// Raised whenever an order of operations changes anywhere in the model: stored snapshots of another revision are
-// not this program's results.
-constexpr int kNumericRevision = 1;
 
 bool all_finite(const Snapshot& snapshot) {
   const auto* words = reinterpret_cast<const uint32_t*>(snapshot.bytes.data());
@@ -24,16 +18,13 @@ bool all_finite(const Snapshot& snapshot) {
 
 }  // namespace
 
-PrefixCache::PrefixCache(SequenceMemory& memory, const EngineOptions& options)
+PrefixCache::PrefixCache(SequenceMemory& memory, const EngineOptions& options, const std::string& fingerprint)
     : memory_(memory), enabled_(options.prefix_cache), index_(memory.pages, options.snapshot_ram) {
   if (!enabled_ || options.snapshot_directory.empty()) return;
   const CacheShape& shape = memory.state.shape();
   StoreOptions store;
   store.directory = options.snapshot_directory;
-  store.fingerprint = fmt::format("{} device={} kv={} drafts={} revision={}", options.model_fingerprint,
-                                  memory.stream.device().type == DeviceType::Cpu ? "cpu" : "cuda",
-                                  name(shape.kv), shape.drafts, kNumericRevision);
-  if (store.fingerprint.size() > 4096) store.fingerprint.resize(4096);
+  store.fingerprint = fingerprint;
   store.page_bytes = memory.kv.page_bytes();
   store.snapshot_bytes = quern::snapshot_bytes(shape);
   store.budget = options.snapshot_disk;
@@ -43,7 +34,8 @@ PrefixCache::PrefixCache(SequenceMemory& memory, const EngineOptions& options)
 void PrefixCache::add(const Sequence& sequence, int64_t n, std::shared_ptr<const Snapshot> snapshot,
                       SnapshotKind kind) {
   if (!enabled_ || n == 0) return;
-  QUERN_CHECK(n % kPageTokens == 0 && n <= sequence.length(), "only whole computed pages are shared");
+  QUERN_CHECK(n % kPageTokens == 0 && n <= sequence.length() && !sequence.swapped(),
+              "only whole computed pages are shared");
   if (snapshot && !all_finite(*snapshot)) return;
   const auto ids = std::span<const int32_t>(sequence.ids()).first(static_cast<size_t>(n));
   index_.insert(ids, sequence.pages().first(static_cast<size_t>(n / kPageTokens)), snapshot, kind);

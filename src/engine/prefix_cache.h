@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "cache/prefix_index.h"
 #include "cache/sequence.h"
@@ -15,7 +16,8 @@ namespace quern {
 
 class PrefixCache {
  public:
-  PrefixCache(SequenceMemory& memory, const EngineOptions& options);
+  // `fingerprint` is what files must carry (engine/state_origin.h).
+  PrefixCache(SequenceMemory& memory, const EngineOptions& options, const std::string& fingerprint);
 
   bool enabled() const { return enabled_; }
   PrefixIndex& index() { return index_; }

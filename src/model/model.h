@@ -68,6 +68,8 @@ class Model {
   bool has_drafts() const;
   SequenceMemory& memory() { return *memory_; }
   Stream& stream() { return stream_; }
+  Device device() const { return stream_.device(); }
+  const Checkpoint* checkpoint() const { return checkpoint_.get(); }  // null: weights made by the caller
 
   // Runs the batch; logits [n_logits, V] f32 of the rows that want them, in order. Where the model drafts,
   // prefill rows fill the draft block's caches as well.

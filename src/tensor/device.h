@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace quern {
 
@@ -18,5 +19,12 @@ inline constexpr bool kHasCuda = true;
 #else
 inline constexpr bool kHasCuda = false;
 #endif
+
+// "cpu"; "cuda sm_90 NVIDIA H200, toolkit 12.8": all that a kernel's bits could depend on.
+std::string device_name(Device device);
+
+namespace cuda {
+std::string device_name(Device device);
+}
 
 }  // namespace quern
