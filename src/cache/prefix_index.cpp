@@ -155,7 +155,8 @@ void PrefixIndex::keep_last_turns(Node& newest) {
 }
 
 void PrefixIndex::shrink_snapshots() {
-  while (snapshot_bytes_ > budget_ && !snapshots_.empty()) drop_snapshot(*snapshots_.begin()->second);
+  for (; snapshot_bytes_ > budget_ && !snapshots_.empty(); ++evicted_snapshots_)
+    drop_snapshot(*snapshots_.begin()->second);
 }
 
 void PrefixIndex::remove(Node& leaf) {
@@ -183,6 +184,7 @@ bool PrefixIndex::make_room(int32_t n) {
       best = leaves_.begin();
     }
     remove(*best->second);
+    ++evicted_pages_;
   }
   return true;
 }

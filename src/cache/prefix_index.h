@@ -62,6 +62,9 @@ class PrefixIndex {
   int64_t n_nodes() const { return n_nodes_; }
   int64_t n_snapshots() const { return static_cast<int64_t>(snapshots_.size()); }
   int64_t snapshot_bytes() const { return snapshot_bytes_; }
+  // Ever given up because room was short: pages, and snapshots over their budget.
+  int64_t n_evicted_pages() const { return evicted_pages_; }
+  int64_t n_evicted_snapshots() const { return evicted_snapshots_; }
   // Recounts everything; a failed CHECK if the books are wrong. For tests.
   void check() const;
 
@@ -89,7 +92,7 @@ class PrefixIndex {
   std::map<Rank, Node*> snapshots_;  // with a snapshot; value: pinned or not
   std::vector<bool> held_;           // by page id
   uint64_t clock_ = 0, serials_ = 0, generation_ = 0;
-  int64_t n_nodes_ = 0, snapshot_bytes_ = 0;
+  int64_t n_nodes_ = 0, snapshot_bytes_ = 0, evicted_pages_ = 0, evicted_snapshots_ = 0;
 };
 
 }  // namespace quern

@@ -26,6 +26,10 @@ class SubmitError : public Error {
   Kind kind;
 };
 
+struct DraftTally {
+  int64_t drafted = 0, accepted = 0;
+};
+
 // Counters since start, and gauges of now; for /metrics, the live panel and tests.
 struct EngineStats {
   bool loading = false;
@@ -35,7 +39,10 @@ struct EngineStats {
   int64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0, steps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   int64_t cache_hits = 0, cache_misses = 0, cache_bytes = 0, cache_disk_bytes = 0, snapshots = 0;
-  std::vector<int64_t> drafted, accepted;  // by draft position
+  int64_t cache_disk_hits = 0;                                   // prefixes taken from disk
+  int64_t cache_evicted_pages = 0, cache_evicted_snapshots = 0;  // given up because room was short
+  std::vector<int64_t> drafted, accepted;                        // by draft position
+  DraftTally block_drafts, lookup_drafts;                        // by where they came from
 };
 
 class Engine {

@@ -181,7 +181,8 @@ void EngineCore::end_all() {
 
 void EngineCore::end(const ReplyPtr& reply, FinishReason reason, const std::string& error) {
   if (reply->phase == Phase::Ended) return;
-  if (share_replies_ && reply->reply_snapshot && reason != FinishReason::Error)
+  // A sequence that is swapped out has no pages to share.
+  if (share_replies_ && reply->reply_snapshot && reason != FinishReason::Error && !reply->sequence->swapped())
     cache_.add(*reply->sequence, reply->reply_snapshot->position, reply->reply_snapshot, SnapshotKind::Turn);
   reply->ended = Clock::now();
   reply->phase = Phase::Ended;
@@ -252,7 +253,9 @@ void EngineCore::consider(Reply& reply, std::span<const ReplyPtr> before) {
               const ReplyPtr r = weak.lock();
               if (!r || r->phase != Phase::Waiting) return;
               r->disk = Reply::Disk::Done;
-              if (*prefix && !cache_.adopt(r->request().prompt, **prefix))
+              if (*prefix && cache_.adopt(r->request().prompt, **prefix))
+                ++stats_.cache_disk_hits;
+              else if (*prefix)
                 log(LogLevel::Debug, "no room for a prefix of {} tokens from disk", (*prefix)->position);
             });
           });
@@ -460,6 +463,8 @@ EngineStats EngineCore::stats() const {
   s.cache_bytes = cache_.index().snapshot_bytes();
   s.cache_disk_bytes = cache_.disk_bytes();
   s.snapshots = cache_.index().n_snapshots();
+  s.cache_evicted_pages = cache_.index().n_evicted_pages();
+  s.cache_evicted_snapshots = cache_.index().n_evicted_snapshots();
   return s;
 }
 

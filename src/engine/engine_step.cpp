@@ -312,6 +312,9 @@ void EngineCore::accept(Row& row, Tensor logits, int64_t first_row) {
     if (row.source != DraftSource::Forced) {
       for (int i = 0; i < drafted; ++i) ++stats_.drafted[i];
       for (int i = 0; i < accepted; ++i) ++stats_.accepted[i];
+      DraftTally& tally = row.source == DraftSource::Block ? stats_.block_drafts : stats_.lookup_drafts;
+      tally.drafted += drafted;
+      tally.accepted += accepted;
       // A reply that ended says nothing about the drafts behind its end.
       const int judged = ends ? std::min(drafted, n_said) : drafted;
       const int bucket = Acceptance::bucket(row.source, row.match);

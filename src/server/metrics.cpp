@@ -91,6 +91,11 @@ std::string Metrics::text(const EngineStats& e, const HttpStats& http, std::stri
   metric("counter", "quern_prefix_cache_queries_total", "Prompts looked up in the prefix cache.",
          e.cache_hits + e.cache_misses);
   metric("counter", "quern_prefix_cache_hits_total", "Prompts that found a prefix.", e.cache_hits);
+  metric("counter", "quern_prefix_cache_disk_hits_total", "Prefixes taken from disk.", e.cache_disk_hits);
+  metric("counter", "quern_prefix_cache_evicted_pages_total",
+         "Cached pages given up because pages were short.", e.cache_evicted_pages);
+  metric("counter", "quern_prefix_cache_evicted_snapshots_total", "Snapshots given up for the memory budget.",
+         e.cache_evicted_snapshots);
   metric("gauge", "quern_prefix_cache_bytes", "Bytes of snapshots in memory.", e.cache_bytes);
   metric("gauge", "quern_prefix_cache_disk_bytes", "Bytes of snapshots on disk.", e.cache_disk_bytes);
   metric("gauge", "quern_prefix_cache_snapshots", "Snapshots held.", e.snapshots);

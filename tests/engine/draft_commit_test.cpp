@@ -8,6 +8,7 @@
 #include <random>
 
 #include "engine/tiny_engine.h"
+#include "ops/rows.h"
 
 namespace quern {
 namespace {
@@ -22,8 +23,10 @@ void append_row(Bytes& to, const Tensor& t, int64_t item, int64_t row) {
   append(to, t.data + (item * t.shape[t.rank - 2] + row) * bytes, bytes);
 }
 
+// All that a sequence carries: of the trunk's layers and, in the last four, of the draft block.
 struct State {
   Bytes M, conv, ple, keys_and_values, pooled, raw_keys;
+  Bytes draft_keys_and_values, draft_pooled, draft_raw_keys, hidden;
 };
 
 State state_of(SequenceMemory& memory, Sequence& s) {
@@ -43,19 +46,23 @@ State state_of(SequenceMemory& memory, Sequence& s) {
   for (int i = 0; i < memory.kv.n_layers(); ++i) {
     const QsaCache& layer = memory.kv.layer(i);
     const bool draft = i == memory.state.shape().draft_layer();
-    // Entry 0 of the draft block does not exist; what lies beyond draft_length is no entry yet.
-    const int64_t begin = draft ? 1 : 0, end = draft ? std::min(length, s.draft_length()) : length;
-    for (int64_t p = begin; p < end; ++p)
+    // Position p of the draft block lies at entry p + 1, and its block b at pooled key b + 1 (QsaCache::shift).
+    EXPECT_EQ(layer.shift, draft ? 1 : 0);
+    const int64_t n = draft ? s.draft_length() - 1 : length;
+    Bytes& keys_and_values = draft ? state.draft_keys_and_values : state.keys_and_values;
+    Bytes& pooled = draft ? state.draft_pooled : state.pooled;
+    Bytes& raw_keys = draft ? state.draft_raw_keys : state.raw_keys;
+    for (int64_t e = layer.shift; e < n + layer.shift; ++e)
       for (int64_t head = 0; head < layer.k.shape[1]; ++head)
         for (const Tensor* t : {&layer.k, &layer.v})
-          append_row(state.keys_and_values, *t, s.pages()[p / kPageTokens] * t->shape[1] + head,
-                     p % kPageTokens);
-    if (draft) continue;
-    for (int64_t b = 0; b < length / kBlockTokens; ++b)
-      append_row(state.pooled, layer.pooled, s.pages()[b / kPageBlocks], b % kPageBlocks);
-    for (int64_t p = length / kBlockTokens * kBlockTokens; p < length; ++p)
-      append_row(state.raw_keys, layer.ring, slot, p % layer.ring.shape[1]);
+          append_row(keys_and_values, *t, s.pages()[e / kPageTokens] * t->shape[1] + head, e % kPageTokens);
+    for (int64_t b = layer.shift; b < n / kBlockTokens + layer.shift; ++b)
+      append_row(pooled, layer.pooled, s.pages()[b / kPageBlocks], b % kPageBlocks);
+    for (int64_t p = n / kBlockTokens * kBlockTokens; p < n; ++p)
+      append_row(raw_keys, layer.ring, slot, p % layer.ring.shape[1]);
   }
+  const Tensor hidden = memory.state.hidden_ring();
+  append_row(state.hidden, hidden, slot, (length - 1) % kHiddenRing);
   return state;
 }
 
@@ -133,6 +140,17 @@ TEST(DraftCommit, any_accepted_count_of_any_width_leaves_the_undrafted_state) {
     ASSERT_EQ(d.keys_and_values, u.keys_and_values);
     ASSERT_EQ(d.pooled, u.pooled);
     ASSERT_EQ(d.raw_keys, u.raw_keys);
+    ASSERT_EQ(drafted->draft_length(), plain->draft_length());
+    ASSERT_EQ(d.draft_keys_and_values, u.draft_keys_and_values);
+    ASSERT_EQ(d.draft_pooled, u.draft_pooled);
+    ASSERT_EQ(d.draft_raw_keys, u.draft_raw_keys);
+    ASSERT_EQ(d.hidden, u.hidden);
+    // Nothing was compared with nothing.
+    for (const Bytes* part : {&d.M, &d.conv, &d.ple, &d.keys_and_values, &d.pooled, &d.draft_keys_and_values,
+                              &d.draft_pooled, &d.hidden})
+      ASSERT_FALSE(part->empty());
+    ASSERT_EQ(d.raw_keys.empty(), drafted->length() % kBlockTokens == 0);
+    ASSERT_EQ(d.draft_raw_keys.empty(), (drafted->draft_length() - 1) % kBlockTokens == 0);
   }
   EXPECT_GT(drafted->length(), 200);
 }

@@ -1,23 +1,18 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
-#include <filesystem>
 #include <mutex>
 #include <random>
 #include <thread>
 
-#include "base/log.h"
 #include "engine/model_engine.h"
 #include "engine/tiny_engine.h"
 
 namespace quern {
 namespace {
-
-namespace fs = std::filesystem;
 
 std::vector<int32_t> ids_of(size_t n, uint32_t seed, bool with_ends = true) {
   std::mt19937 random(seed);
@@ -33,116 +28,6 @@ Request ask_for(std::vector<int32_t> prompt, int64_t max_tokens = 12) {
   r.max_tokens = max_tokens;
   r.sampling.temperature = 0;
   return r;
-}
-
-std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-struct Folder {
-  fs::path path;
-  Folder() {
-    char name[] = "/tmp/quern-engine-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Folder() { fs::remove_all(path); }
-};
-
-// quern-tiny selects 64 tokens: the lengths below lie before, at and beyond that.
-TEST(PrefixCache, a_hit_is_a_cold_start_from_ram_from_disk_and_after_a_restart) {
-  Folder folder;
-  EngineOptions options;
-  options.snapshot_directory = folder.path.string();
-  options.model_fingerprint = "quern-tiny";
-  TinyModel oracle(64, 1);
-  for (const size_t base : {size_t{64}, size_t{192}}) {
-    const auto head = ids_of(base, static_cast<uint32_t>(base));
-    std::vector<std::vector<int32_t>> expected;
-    const std::vector<size_t> tails = {1, 3, 4, 63, 64, 65, 67};
-    for (const size_t tail : tails)
-      expected.push_back(alone(oracle, ask_for(joined(head, ids_of(tail, static_cast<uint32_t>(tail))), 4)));
-    const auto check = [&](TinyEngine& engine, const char* where, int64_t least) {
-      for (size_t i = 0; i < tails.size(); ++i) {
-        const Outcome o =
-            engine.ask(ask_for(joined(head, ids_of(tails[i], static_cast<uint32_t>(tails[i]))), 4));
-        ASSERT_EQ(o.ids, expected[i]) << where << ", " << tails[i] << " tokens behind " << base;
-        ASSERT_GE(o.usage.cached_tokens, least) << where << ", " << tails[i];
-      }
-    };
-    {
-      TinyModel tiny(64, 2);
-      TinyEngine engine(tiny, options);
-      engine.ask(ask_for(joined(head, {5})));
-      check(engine, "ram", static_cast<int64_t>(base));
-      engine.core.cache().index().clear();
-      engine.core.cache().flush();
-      check(engine, "disk", static_cast<int64_t>(base));
-      EXPECT_GT(engine.core.stats().cache_disk_bytes, 0);
-    }
-    TinyModel tiny(64, 2);
-    TinyEngine engine(tiny, options);
-    check(engine, "restart", static_cast<int64_t>(base));
-  }
-}
-
-TEST(PrefixCache, a_damaged_file_costs_time_only) {
-  set_log_level(LogLevel::Off);
-  Folder folder;
-  EngineOptions options;
-  options.snapshot_directory = folder.path.string();
-  options.model_fingerprint = "quern-tiny";
-  TinyModel tiny(64, 2);
-  const Request request = ask_for(ids_of(150, 3));
-  const auto expected = alone(tiny, request);
-  { TinyEngine(tiny, options).ask(request); }
-  for (const auto& file : fs::directory_iterator(folder.path)) {
-    const auto size = static_cast<off_t>(fs::file_size(file.path()));
-    FILE* f = std::fopen(file.path().c_str(), "r+b");
-    std::fseek(f, size / 2, SEEK_SET);
-    const int c = std::fgetc(f);
-    std::fseek(f, size / 2, SEEK_SET);
-    std::fputc(c ^ 1, f);
-    std::fclose(f);
-  }
-  TinyEngine engine(tiny, options);
-  const Outcome o = engine.ask(request);
-  EXPECT_EQ(o.ids, expected);
-  EXPECT_EQ(o.usage.cached_tokens, 0);
-  set_log_level(LogLevel::Info);
-}
-
-TEST(PrefixCache, the_next_turn_computes_its_tail_only_and_the_reply_is_shared_on_the_cpu) {
-  TinyModel tiny(64, 2);
-  TinyEngine engine(tiny, {});
-  Request first = ask_for(ids_of(200, 9), 150);
-  first.snapshot_points = {70, 200};
-  const Outcome o = engine.ask(first);
-  const auto turn = joined(joined(first.prompt, o.ids), ids_of(20, 10));
-  const Outcome second = engine.ask(ask_for(turn));
-  EXPECT_EQ(second.ids, alone(tiny, ask_for(turn)));
-  EXPECT_GE(second.usage.cached_tokens, 320);  // 349 ids of prompt and reply are computed
-  // An edit of the last line only goes back to the boundary before it.
-  const auto edited = joined(first.prompt, ids_of(50, 11));
-  EXPECT_EQ(engine.ask(ask_for(edited)).usage.cached_tokens, 192);
-}
-
-TEST(PrefixCache, two_requests_in_flight_share_their_common_prefix) {
-  TinyModel tiny(64, 4);
-  TinyEngine engine(tiny, {});
-  const auto head = ids_of(400, 21);
-  std::vector<Request> requests;
-  std::vector<RequestId> ids;
-  for (uint32_t i = 0; i < 3; ++i) {
-    requests.push_back(ask_for(joined(head, ids_of(30 + i, 30 + i))));
-    ids.push_back(engine.submit(requests.back()));
-  }
-  engine.run();
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const Outcome& o = engine.outcomes.at({ids[i], 0});
-    EXPECT_EQ(o.ids, alone(tiny, requests[i]));
-    EXPECT_EQ(o.usage.cached_tokens, i == 0 ? 0 : 384);
-  }
 }
 
 TEST(Engine, a_row_that_is_not_a_number_ends_its_request_and_no_other) {

@@ -5,6 +5,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <memory>
@@ -25,6 +27,18 @@
 namespace quern {
 
 inline const std::string kTiny = QUERN_SOURCE_DIR "/models/quern-tiny";
+
+// A fresh one, removed at the end of the test.
+struct Folder {
+  std::filesystem::path path;
+  Folder() {
+    char name[] = "/tmp/quern-engine-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+};
 
 struct TinyModel {
   ThreadPool pool;
