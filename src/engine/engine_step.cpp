@@ -114,7 +114,10 @@ void EngineCore::draft(std::vector<Row>& rows) {
     if (row.source != DraftSource::Block && !snapshot_due && known - s.draft_length() + row.n_rows <= kMaxLag)
       continue;
     const int64_t first = std::max<int64_t>(1, s.draft_length());
-    items.push_back({&s, first, std::span<const int32_t>(s.ids()).subspan(static_cast<size_t>(first)), true});
+    items.push_back({.sequence = &s,
+                     .first = first,
+                     .ids = std::span<const int32_t>(s.ids()).subspan(static_cast<size_t>(first)),
+                     .hidden = HiddenFrom::Trunk});
     item_rows.push_back(&row);
   }
 
@@ -143,7 +146,8 @@ void EngineCore::draft(std::vector<Row>& rows) {
       const int64_t depth = std::min<int64_t>(row.n_rows - 1, wishes_[row.reply->key].depth);
       if (static_cast<int64_t>(row.drafts.size()) >= depth) continue;
       const auto entry = static_cast<int64_t>(row.reply->ids.size() + row.drafts.size()) - 1;
-      items.push_back({row.reply->sequence.get(), entry, {}, false});
+      items.push_back(
+          {.sequence = row.reply->sequence.get(), .first = entry, .ids = {}, .hidden = HiddenFrom::Draft});
       item_rows.push_back(&row);
     }
     for (size_t i = 0; i < items.size(); ++i)

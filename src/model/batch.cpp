@@ -154,10 +154,11 @@ void Batch::build_draft(std::span<const DraftItem> items) {
     Sequence& sequence = *item.sequence;
     const auto n = static_cast<int32_t>(item.ids.size());
     const int64_t past = std::max<int64_t>(1, sequence.draft_length());
+    const bool trunk = item.hidden == HiddenFrom::Trunk;
     QUERN_CHECK(n > 0 && item.first >= 1 &&
-                    (item.true_hidden ? item.first <= past && item.first + n <= sequence.length() + 1 &&
-                                            item.first + kHiddenRing > sequence.length()
-                                      : n == 1 && item.first >= past && item.first < past + kMaxDrafts),
+                    (trunk ? item.first <= past && item.first + n <= sequence.length() + 1 &&
+                                 item.first + kHiddenRing > sequence.length()
+                           : n == 1 && item.first >= past && item.first < past + kMaxDrafts),
                 fmt::format("draft entries {} + {} of a sequence of length {} whose draft block has {}",
                             item.first, n, sequence.length(), past));
     QUERN_CHECK(n_rows_ + n <= capacity_.rows && draft_view_.n_segments < capacity_.segments &&
@@ -174,12 +175,12 @@ void Batch::build_draft(std::span<const DraftItem> items) {
       host<int32_t>(at_.draft_ids)[n_rows_] = item.ids[j];
       host<int32_t>(at_.draft_positions)[n_rows_] = segment.position + j;
       host<int32_t>(at_.draft_segment_of)[n_rows_] = static_cast<int32_t>(draft_view_.n_segments);
-      host<int32_t>(at_.draft_source)[n_rows_] = item.true_hidden ? kFromRing : kFromDraft;
+      host<int32_t>(at_.draft_source)[n_rows_] = trunk ? kFromRing : kFromDraft;
     }
     first_logits_[i] = n_logits_;
     host<int32_t>(at_.logit_rows)[n_logits_++] = static_cast<int32_t>(n_rows_ - 1);
     host<Segment>(at_.draft_segments)[draft_view_.n_segments++] = segment;
-    if (item.true_hidden) sequence.set_draft_length(item.first + n);
+    if (trunk) sequence.set_draft_length(item.first + n);
   }
   draft_view_.n_rows = draft_view_.n_decode_rows = n_rows_;
   n_decode_rows_ = n_rows_;

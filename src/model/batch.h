@@ -35,15 +35,20 @@ struct BatchItem {
   int32_t n_logits = 0;
 };
 
+enum class HiddenFrom : uint8_t {
+  Trunk,  // true hidden rows, of positions that are computed
+  Draft,  // the draft block's own, of the pass before: a chained pass
+};
+
 // Rows of the draft block: the entries from `first` on, whose ids are `ids`. A sequence's first pass after a
-// step gives the entries [draft_length, ids().size()) with true_hidden: draft_length grows to their end. Each
+// step gives the entries [draft_length, ids().size()) from the trunk's rows: draft_length grows to their end. Each
 // further pass of a chain gives one entry more: its id is the drafted one, its hidden row the draft block's own of
 // the pass before.
 struct DraftItem {
   Sequence* sequence = nullptr;
   int64_t first = 0;  // ≥ 1: entry 0 does not exist
   std::span<const int32_t> ids;
-  bool true_hidden = false;  // the hidden rows are the trunk's; false: a chained pass
+  HiddenFrom hidden = HiddenFrom::Draft;
 };
 
 class Batch {

@@ -70,7 +70,10 @@ State state_of(SequenceMemory& memory, Sequence& s) {
 void catch_up(TinyModel& tiny, Batch& batch, Sequence& s) {
   const int64_t first = std::max<int64_t>(1, s.draft_length());
   if (first == static_cast<int64_t>(s.ids().size())) return;
-  const DraftItem item{&s, first, std::span(s.ids()).subspan(static_cast<size_t>(first)), true};
+  const DraftItem item{.sequence = &s,
+                       .first = first,
+                       .ids = std::span(s.ids()).subspan(static_cast<size_t>(first)),
+                       .hidden = HiddenFrom::Trunk};
   batch.build_draft(std::span(&item, 1));
   tiny.model->draft(batch);
 }
@@ -111,8 +114,10 @@ TEST(DraftCommit, any_accepted_count_of_any_width_leaves_the_undrafted_state) {
     for (int i = a; i < n; ++i) rows[i] = (rows[i] + 1 + static_cast<int32_t>(random() % 3000)) % 4000;
     // Guesses of the draft block that come to nothing.
     for (int64_t i = 0; i + 1 < n && i < 3; ++i) {
-      const DraftItem guess{drafted.get(), at + 1 + i, std::span(rows).subspan(static_cast<size_t>(i + 1), 1),
-                            false};
+      const DraftItem guess{.sequence = drafted.get(),
+                            .first = at + 1 + i,
+                            .ids = std::span(rows).subspan(static_cast<size_t>(i + 1), 1),
+                            .hidden = HiddenFrom::Draft};
       batch.build_draft(std::span(&guess, 1));
       tiny.model->draft(batch);
     }

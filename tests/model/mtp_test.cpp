@@ -163,7 +163,8 @@ TEST(Mtp, selection_and_chained_drafts_equal_double_precision) {
   s->append(chain[0]);
   drafted.push_back(m.draft(*s));
   for (size_t i = 1; i < chain.size(); ++i)
-    drafted.push_back(m.draft(*s, T + static_cast<int64_t>(i), std::span(chain).subspan(i, 1), false));
+    drafted.push_back(
+        m.draft(*s, T + static_cast<int64_t>(i), std::span(chain).subspan(i, 1), HiddenFrom::Draft));
 
   Ids next(ids.begin() + 1, ids.end());
   for (size_t i = 0; i < chain.size(); ++i) {

@@ -91,11 +91,11 @@ struct TinyModel {
   std::vector<float> draft(Sequence& s) {
     const int64_t first = std::max<int64_t>(1, s.draft_length());
     const std::vector<int32_t> ids(s.ids().begin() + first, s.ids().end());
-    return draft(s, first, ids, true);
+    return draft(s, first, ids, HiddenFrom::Trunk);
   }
-  std::vector<float> draft(Sequence& s, int64_t first, std::span<const int32_t> ids, bool true_hidden) {
+  std::vector<float> draft(Sequence& s, int64_t first, std::span<const int32_t> ids, HiddenFrom hidden) {
     EXPECT_TRUE(s.reserve(first + static_cast<int64_t>(ids.size())));
-    const DraftItem item{&s, first, ids, true_hidden};
+    const DraftItem item{.sequence = &s, .first = first, .ids = ids, .hidden = hidden};
     batch->build_draft({&item, 1});
     const Tensor logits = model->draft(*batch);
     stream.synchronize();
