@@ -4,8 +4,7 @@
 // Parts, all f32, in this order (R is the position):
 //   per delta layer      M [n_v, d_k, d_v]; conv [3, C]: the qkv rows of positions R-3 … R-1
 //   ple [9, W]           the PLE conv rows of positions R-9 … R-1
-//   with drafts          draft_keys [3, d_index]: the draft block's raw index keys of positions R-4 … R-2,
-//   its
+//   with drafts          draft_keys [3, d_index]: the draft block's raw index keys of positions R-4 … R-2, its
 //                        unfinished block; hidden [1, W]: the wide hidden row of position R-1
 // The trunk's attention layers have no part: at a multiple of 64 no block of theirs is unfinished, and their
 // pages are referenced by whoever keeps the snapshot.

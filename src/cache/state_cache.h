@@ -21,10 +21,10 @@ class StateCache {
 
   const CacheShape& shape() const { return shape_; }
   const DeltaNetState& delta(int layer) const { return delta_[layer]; }  // delta layers in order
-  Tensor ple_ring() const { return ple_ring_; }                          // [slots, kPleRing, W] f32
-  Tensor hidden_ring() const {
-    return hidden_ring_;
-  }  // [slots, kHiddenRing + 1, W] f32, without drafts empty
+  // [slots, kPleRing, W] f32
+  Tensor ple_ring() const { return ple_ring_; }
+  // [slots, kHiddenRing + 1, W] f32; empty without drafts
+  Tensor hidden_ring() const { return hidden_ring_; }
 
   int32_t n_slots() const { return n_slots_; }
   int32_t n_free() const { return static_cast<int32_t>(free_.size()); }

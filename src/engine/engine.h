@@ -2,11 +2,13 @@
 // scripted one that stands in for it in server tests (scripted_engine.h). All calls are safe from any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
+#include "engine/draft_switch.h"
 #include "engine/request.h"
 
 namespace quern {
@@ -26,8 +28,11 @@ class SubmitError : public Error {
   Kind kind;
 };
 
+// Drafts of one source. `on` and `switches` are by RequestKind (engine/draft_switch.h).
 struct DraftTally {
   int64_t drafted = 0, accepted = 0;
+  std::array<bool, kRequestKinds> on{};
+  std::array<int64_t, kRequestKinds> switches{};  // how often they went off or on
 };
 
 // Counters since start, and gauges of now; for /metrics, the live panel and tests.

@@ -463,6 +463,12 @@ EngineStats EngineCore::stats() const {
   s.cache_bytes = cache_.index().snapshot_bytes();
   s.cache_disk_bytes = cache_.disk_bytes();
   s.snapshots = cache_.index().n_snapshots();
+  for (int i = 0; i < kRequestKinds; ++i) {
+    s.block_drafts.on[i] = options_.draft_block && model_.has_drafts() && block_switch_[i].on();
+    s.block_drafts.switches[i] = block_switch_[i].changes();
+    s.lookup_drafts.on[i] = options_.draft_lookup && lookup_switch_[i].on();
+    s.lookup_drafts.switches[i] = lookup_switch_[i].changes();
+  }
   s.cache_evicted_pages = cache_.index().n_evicted_pages();
   s.cache_evicted_snapshots = cache_.index().n_evicted_snapshots();
   return s;

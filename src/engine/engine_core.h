@@ -6,6 +6,7 @@
 // Drafts, pages of others, chunk sizes and neighbours decide when an id is computed, never which id it is.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -89,6 +90,7 @@ class EngineCore {
 
   // engine_step.cpp: what they compute
   Wish wish_for(Reply& reply, int64_t n_sequences);
+  void note_drafts(DraftSource source, int bucket, const Request& request, bool pays, int64_t n_sequences);
   void draft(std::vector<Row>& rows);
   void run(std::vector<Row>& rows);
   void accept(Row& row, Tensor logits, int64_t first_row);
@@ -107,6 +109,7 @@ class EngineCore {
   CostMeter meter_;
   double pass_seconds_ = 0;  // of the draft block
   Acceptance acceptance_;    // over all requests: where a new one begins
+  std::array<DraftSwitch, kRequestKinds> block_switch_, lookup_switch_;
 
   std::vector<ReplyPtr> waiting_, running_;
   std::map<uint64_t, Wish> wishes_;

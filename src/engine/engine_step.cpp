@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "engine/engine_core.h"
 
 namespace quern {
@@ -75,6 +76,10 @@ EngineCore::Wish EngineCore::wish_for(Reply& r, int64_t n_sequences) {
   if (!proposal.ids.empty())
     by_lookup = best_depth(r.acceptance, Acceptance::bucket(DraftSource::Lookup, proposal.match), false,
                            static_cast<int>(proposal.ids.size()), cost);
+  if (block) note_drafts(DraftSource::Block, 0, request, by_block.depth > 0, n_sequences);
+  if (!proposal.ids.empty())
+    note_drafts(DraftSource::Lookup, Acceptance::bucket(DraftSource::Lookup, proposal.match), request,
+                by_lookup.depth > 0, n_sequences);
   // A source left aside for long is tried again with one draft: text changes.
   if (block && by_block.depth == 0 && ++r.steps_since_block >= kProbeSteps) by_block.depth = 1;
   if (!proposal.ids.empty() && by_lookup.depth == 0 && ++r.steps_since_lookup >= kProbeSteps)
@@ -90,6 +95,19 @@ EngineCore::Wish EngineCore::wish_for(Reply& r, int64_t n_sequences) {
     wish.depth = by_block.depth;
   }
   return wish;
+}
+
+// A line in the log whenever drafts of a source go off or on for a kind of request.
+void EngineCore::note_drafts(DraftSource source, int bucket, const Request& request, bool pays,
+                             int64_t n_sequences) {
+  const RequestKind kind = kind_of(request);
+  const bool block = source == DraftSource::Block;
+  DraftSwitch& s = (block ? block_switch_ : lookup_switch_)[static_cast<size_t>(kind)];
+  if (!s.observe(pays)) return;
+  log(LogLevel::Info,
+      "drafts by {} are {} for {} replies: {:.0f} % of first drafts accepted, {} sequences in a step",
+      block ? "the draft block" : "look-up", s.on() ? "on" : "off", name(kind),
+      100 * acceptance_.chance(bucket, 0), n_sequences);
 }
 
 // Fills row.drafts, and brings the draft block's caches up to date where they lag or a snapshot needs them.

@@ -21,14 +21,13 @@ struct SamplingParams {
   int32_t top_k = 0;      // 0: off
   float top_p = 1;        // 1: off
   float min_p = 0;        // 0: off
-  float repetition_penalty =
-      1;                        // over prompt and reply: positive logits are divided by it, others multiplied
-  float presence_penalty = 0;   // subtracted from ids that the reply holds
-  float frequency_penalty = 0;  // subtracted once per occurrence in the reply
+  float repetition_penalty = 1;  // over prompt and reply: positive logits are divided by it, others multiplied
+  float presence_penalty = 0;    // subtracted from ids that the reply holds
+  float frequency_penalty = 0;   // subtracted once per occurrence in the reply
   std::vector<std::pair<int32_t, float>> logit_bias;  // added to the raw logits; -inf bans
   uint64_t seed = 0;
-  int32_t n_logprobs =
-      -1;  // -1: none; k ≥ 0: the chosen id's and the k most likely ids' log-probabilities of the raw logits
+  // -1: none; k ≥ 0: log-probabilities, of the raw logits, of the chosen id and of the k most likely ones.
+  int32_t n_logprobs = -1;
 };
 
 struct Request {

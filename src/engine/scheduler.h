@@ -3,8 +3,7 @@
 //
 // Rules
 // - Every decoding sequence gets a row in every step, so a stream's gap is the length of one step.
-// - Prefill fills the step up to `max_stall` seconds of the measured cost model while a stream is decoding,
-// and
+// - Prefill fills the step up to `max_stall` seconds of the measured cost model while a stream is decoding, and
 //   up to `max_rows` otherwise; at least one 64-row chunk, so that
 //     gap ≤ max(max_stall, one step with one 64-row chunk),
 //   as far as steps stay below what the model takes for their most (CostModel::at_most).

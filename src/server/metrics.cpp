@@ -110,6 +110,31 @@ std::string Metrics::text(const EngineStats& e, const HttpStats& http, std::stri
   for (size_t i = 0; i < e.accepted.size(); ++i)
     fmt::format_to(to, "quern_spec_decode_num_accepted_tokens_per_pos_total{{position=\"{}\"}} {}\n", i,
                    e.accepted[i]);
+  const std::pair<const char*, const DraftTally*> sources[] = {{"block", &e.block_drafts},
+                                                               {"lookup", &e.lookup_drafts}};
+  const auto by_source = [&](std::string_view type, std::string_view name, std::string_view help) {
+    fmt::format_to(to, "# HELP {0} {1}\n# TYPE {0} {2}\n", name, help, type);
+  };
+  by_source("counter", "quern_spec_decode_source_draft_tokens_total", "Tokens drafted, by source.");
+  for (const auto& [source, tally] : sources)
+    fmt::format_to(to, "quern_spec_decode_source_draft_tokens_total{{source=\"{}\"}} {}\n", source,
+                   tally->drafted);
+  by_source("counter", "quern_spec_decode_source_accepted_tokens_total",
+            "Drafted tokens accepted, by source.");
+  for (const auto& [source, tally] : sources)
+    fmt::format_to(to, "quern_spec_decode_source_accepted_tokens_total{{source=\"{}\"}} {}\n", source,
+                   tally->accepted);
+  by_source("gauge", "quern_spec_decode_on",
+            "Whether drafts of a source pay for a kind of request: 1, or 0 where they are off.");
+  for (const auto& [source, tally] : sources)
+    for (int i = 0; i < kRequestKinds; ++i)
+      fmt::format_to(to, "quern_spec_decode_on{{source=\"{}\",requests=\"{}\"}} {}\n", source,
+                     name(static_cast<RequestKind>(i)), tally->on[i] ? 1 : 0);
+  by_source("counter", "quern_spec_decode_switches_total", "Times they went off or on.");
+  for (const auto& [source, tally] : sources)
+    for (int i = 0; i < kRequestKinds; ++i)
+      fmt::format_to(to, "quern_spec_decode_switches_total{{source=\"{}\",requests=\"{}\"}} {}\n", source,
+                     name(static_cast<RequestKind>(i)), tally->switches[i]);
   time_to_first_token.write(out, "quern_time_to_first_token_seconds", "From submitting to the first token.");
   inter_token.write(out, "quern_inter_token_latency_seconds", "Between tokens of a reply.");
   end_to_end.write(out, "quern_e2e_request_latency_seconds", "From submitting to the end of a reply.");

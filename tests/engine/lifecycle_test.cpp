@@ -40,16 +40,16 @@ void expect_all_returned(TinyEngine& engine) {
   EXPECT_EQ(engine.tiny.model->memory().pages.used(), 0);
 }
 
-// A clock that rows move: a step lasts 2 ms and 0.1 ms for each of its rows.
+// A clock that rows move: a step lasts `base` seconds and `row` for each of its rows.
 struct RowClock {
-  double now = 0;
+  double now = 0, base = 2e-3, row = 1e-4;
   int64_t rows = 0;
   explicit RowClock(TinyEngine& engine) {
     engine.tiny.model->set_tap([this](std::string_view name, Tensor value) {
       if (name == "layer0") rows += value.rows();
     });
     engine.core.set_clock([this] {
-      now += rows > 0 ? 2e-3 + 1e-4 * static_cast<double>(rows) : 0;
+      now += rows > 0 ? base + row * static_cast<double>(rows) : 0;
       rows = 0;
       return now;
     });
@@ -84,6 +84,43 @@ TEST(Lifecycle, a_long_prompt_stalls_a_running_reply_by_no_more_than_the_bound) 
   EXPECT_LE(longest_gap(20), 20e-3);
   EXPECT_LE(longest_gap(1), 2e-3 + 65 * 1e-4 + 1e-9) << "one step with one chunk of 64 rows";
   EXPECT_GT(longest_gap(1e6), 50e-3) << "without a bound the step is as large as it can be";
+}
+
+// Where every row costs as much as a step, a draft that is dropped costs a token: drafts go off. Where a step costs the
+// same whatever its rows, they come back. The log says each once.
+TEST(Lifecycle, drafts_that_do_not_pay_go_off_and_come_back_with_a_line_in_the_log) {
+  TinyModel tiny(64, 1);
+  EngineOptions options;
+  options.prefix_cache = false;
+  TinyEngine engine(tiny, options);
+  RowClock clock(engine);
+  Request request = ask_for(ids_of(80, 3), 400);
+  request.sampling.temperature = 1.5F;  // nothing is easily foreseen
+  const auto on = [&] {
+    return engine.core.stats().block_drafts.on[static_cast<size_t>(RequestKind::Sampled)];
+  };
+  const auto run_until = [&](bool state) {
+    testing::internal::CaptureStderr();
+    for (int step = 0; step < 2000 && on() != state; ++step) {
+      if (engine.core.idle()) engine.submit(request);
+      engine.core.step();
+    }
+    EXPECT_EQ(on(), state);
+    std::string log = testing::internal::GetCapturedStderr();
+    return log;
+  };
+  EXPECT_TRUE(on());
+  clock.base = 0, clock.row = 1e-2;
+  EXPECT_THAT(run_until(false),
+              testing::ContainsRegex("drafts by the draft block are off for sampled replies: "
+                                     "[0-9]+ % of first drafts accepted, 1 sequences"));
+  clock.base = 1e-1, clock.row = 1e-6;
+  const std::string log = run_until(true);
+  EXPECT_THAT(log, testing::HasSubstr("drafts by the draft block are on for sampled replies"));
+  EXPECT_EQ(log.find("draft block"), log.rfind("draft block")) << log;
+  EXPECT_EQ(engine.core.stats().block_drafts.switches[static_cast<size_t>(RequestKind::Sampled)], 2);
+  engine.core.end_all();
+  tiny.model->set_tap({});
 }
 
 TEST(Lifecycle, higher_priority_runs_first_and_takes_the_only_slot) {
