@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -48,13 +49,20 @@ std::vector<Text> make_texts(const Tokenizer& tokenizer, const ChatTemplate& cha
   for (const char* city : {"Oslo", "Paris", "Rome", "Madrid", "Tokyo", "Berlin"})
     tools.prompts.push_back(
         ask(fmt::format("What is the weather in {} in celsius?", city), parse_json(kTools)));
-  const std::string sentences[] = {
-      "The garden needs water every second day in summer. ", "A train left the station a few minutes late. ",
-      "The old clock in the hall is five minutes slow. ", "The bakery sells fresh bread every morning. "};
-  for (int i = 0; i < 4; ++i) {
-    std::string text;
-    for (int j = 0; j < 12; ++j) text += sentences[(i + j * (i + 1)) % 4];
-    repeats.prompts.push_back(tokenizer.encode(text, ControlTokens::AsText));
+  // A passage twice and the start of a third time: the model goes on with sentences of the passage, word for word.
+  const std::string sentences[] = {"The garden needs water every second day in summer.",
+                                   "A train left the station a few minutes late.",
+                                   "The old clock in the hall is five minutes slow.",
+                                   "The bakery sells fresh bread every morning.",
+                                   "Most of the books on the shelf were about history.",
+                                   "The recipe asks for two cups of flour and a little salt.",
+                                   "Several students asked about the second chapter."};
+  constexpr int kSentences = std::size(sentences), kPassage = 5;
+  for (int i = 1; i <= kPassage; ++i) {
+    std::string passage;
+    for (int j = 0; j < kPassage; ++j) passage += sentences[(i + j) % kSentences] + " ";
+    repeats.prompts.push_back(
+        tokenizer.encode(passage + passage + sentences[i % kSentences], ControlTokens::AsText));
   }
   return {facts, tools, repeats};
 }
