@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes ids that a model said itself at temperature 1, for `quern eval --ids`: sample_ids.py QUERN MODEL OUT [ROWS LENGTH].
 
-On such a text a model's likelihood is its entropy, and what another format of it loses there is its KL divergence but
-for noise. Documents begin with <|endoftext|> or with a user's turn, in turns, and are laid end to end.
+Text that a model knows, for comparing its formats. Documents begin with <|endoftext|> or with a user's turn, in turns,
+and are laid end to end: each is scored behind the ones before it, which it did not see when it was written, so a format
+may predict it a little better than the model itself.
 tests/golden/sampled.safetensors is sample_ids.py build/release/quern models/quern-tiny OUT 8 512.
 """
 import json, struct, subprocess, sys
