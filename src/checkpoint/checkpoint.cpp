@@ -299,6 +299,11 @@ const TensorView* Checkpoint::take_if(std::string_view name, std::initializer_li
 
 std::vector<const TensorView*> Checkpoint::take_rows(std::string_view stem, int64_t rows, int64_t cols) {
   const std::string whole = fmt::format("{}.weight", stem);
+  for (const std::string& first : {whole, fmt::format("{}.shard_0.weight", stem)}) {
+    if (const TensorView* t = find(first); t != nullptr && t->dtype == DType::U8)
+      throw Error(fmt::format("{}: an n-gram table of packed 4-bit values (NVFP4, INT4) is not supported",
+                              where(*t)));
+  }
   if (find(whole) != nullptr) return {&take(whole, {rows, cols})};
   std::vector<const TensorView*> parts;
   int64_t n = 0;

@@ -322,6 +322,25 @@ TEST(QuantisedFolder, fp8_with_one_scale_for_the_matrix) {
   expect_same_model(folder.path / "a", folder.path / "f32", Products::Float);
 }
 
+// Community folders pack the table too.
+TEST(QuantisedFolder, a_packed_ngram_table_is_refused_by_name) {
+  const test::TempFolder folder("packed");
+  ThreadPool pool(1);
+  ExportTensor t;
+  t.name = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_0.weight";
+  t.dtype = DType::F4E2M1;
+  t.shape = {4, 16};
+  t.owned.resize(32);
+  write_safetensors(folder.path, {t}, pool);
+  const auto c = Checkpoint::open(folder.path);
+  try {
+    c->take_rows("layers.1.ple.ple_embedding.ngram_embedding", 4, 16);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("shard_0.weight': an n-gram table of packed 4-bit values"));
+  }
+}
+
 TEST(QuantisedFolder, what_a_container_cannot_hold_is_refused) {
   const auto refusal = [](const Recipe& recipe, bool gguf) -> std::string {
     try {
