@@ -2,8 +2,8 @@
 //
 //   node bench/llama_speed.mjs QUERN [--rounds N] [--threads N] [--prompt N] [--tokens N] FILE.gguf…
 //
-// The two take turns, one prefill of the prompt and one run of decoded tokens behind it each, so that what else the
-// machine does meets both; a file's ratios are those of the medians. llama.cpp keeps its defaults (float16 keys and
+// The two take turns, one prefill of the prompt and one run of decoded tokens each, both from an empty context, so that
+// what else the machine does meets both; the first turns warm up, and a file's ratios are those of the medians. llama.cpp keeps its defaults (float16 keys and
 // values, its own choice of kernels and of repacked weights); its decode includes taking the likeliest id, ours (quern
 // bench) does not: a scan of the vocabulary, under 1 % of these steps.
 import { spawnSync } from "node:child_process";
@@ -30,31 +30,31 @@ if (!files.length) {
 const median = (v) => v.sort((a, b) => a - b)[v.length >> 1];
 
 function ours(file) {
-  const run = spawnSync(quern, ["bench", file, "--threads", threads, "--kv", "f16", "--prompt", prompt, "--context", `0,${prompt}`,
+  const run = spawnSync(quern, ["bench", file, "--threads", threads, "--kv", "f16", "--prompt", prompt, "--context", 0,
     "--steps", tokens, "--repeats", 1, "--json"].map(String), { encoding: "utf8", maxBuffer: 1 << 26 });
   if (run.status !== 0) throw new Error(`quern bench: ${run.stderr}`);
   const { prefill, decode } = JSON.parse(run.stdout);
-  return { prefill: prefill[0].tokens_per_second, decode: decode[1].rows_per_second };
+  return { prefill: prefill[0].tokens_per_second, decode: decode[0].rows_per_second };
 }
 
 async function theirs(model) {
-  const context = await model.createContext({ contextSize: prompt + tokens + 64, batchSize: prompt, sequences: 1, threads });
-  const sequence = context.getSequence();
+  const next = (token) => [token, { generateNext: { token: true, options: { temperature: 0 } } }];
   let random = 1;
   const id = () => (random = (random * 48271) % 2147483647) % 200000;
-  const next = (token) => [token, { generateNext: { token: true, options: { temperature: 0 } } }];
+  const timed = async (sequence, input) => {
+    const begin = performance.now();
+    await sequence.controlledEvaluate(input);
+    return performance.now() - begin;
+  };
+  const context = await model.createContext({ contextSize: prompt + 64, batchSize: prompt, sequences: 1, threads });
+  const sequence = context.getSequence();
+  const steps = [];
+  for (let i = 0; i <= tokens; ++i) steps.push(await timed(sequence, [next(id())]));  // the first warms up
+  await sequence.clearHistory();
   const ids = Array.from({ length: prompt }, id);
-  let begin = performance.now();
-  await sequence.controlledEvaluate([...ids.slice(0, -1), next(ids.at(-1))]);
-  const prefill = (prompt * 1000) / (performance.now() - begin);
-  const times = [];
-  for (let i = 0; i <= tokens; ++i) {
-    begin = performance.now();
-    await sequence.controlledEvaluate([next(id())]);
-    if (i > 0) times.push(performance.now() - begin);
-  }
+  const whole = await timed(sequence, [...ids.slice(0, -1), next(ids.at(-1))]);
   await context.dispose();
-  return { prefill, decode: 1000 / median(times) };
+  return { prefill: (prompt * 1000) / whole, decode: 1000 / median(steps.slice(1)) };
 }
 
 const llama = await getLlama({ gpu: false, build: "never", skipDownload: true, logLevel: "error", maxThreads: threads });
@@ -63,6 +63,7 @@ for (const file of files) {
   const all = { prefill: [[], []], decode: [[], []] };
   for (let i = 0; i <= rounds; ++i) {
     const pair = i % 2 ? [ours(file), await theirs(model)] : [await theirs(model), ours(file)].reverse();
+    console.error(`${file} round ${i}: prefill ${pair.map((p) => p.prefill.toFixed(1))}, decode ${pair.map((p) => p.decode.toFixed(2))} (quern, llama.cpp)`);
     if (i > 0) for (const what of ["prefill", "decode"]) for (const who of [0, 1]) all[what][who].push(pair[who][what]);
   }
   await model.dispose();

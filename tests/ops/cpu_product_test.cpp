@@ -169,6 +169,21 @@ TEST_F(CpuProductTest, an_infinity_or_a_nan_makes_its_row_nan_and_no_other) {
   }
 }
 
+TEST_F(CpuProductTest, a_nan_among_fp8_weights_makes_its_output_nan_and_no_other) {
+  Machine m(DeviceType::Cpu, 1);
+  Random random(16);
+  const int64_t n = 40, k = 160;
+  const TestWeight w = random_weight(m, random, DType::F8E4M3, n, k);
+  w.w.data.as<uint8_t>()[3 * k + 2] = 0x7f;
+  w.w.data.as<uint8_t>()[39 * k + 159] = 0xff;
+  for (const cpu::ProductLevel& l : cpu::product_levels()) {
+    const auto y = f32_product(l, w.w, random.normals(2 * k), 2, 0, n);
+    for (int64_t i = 0; i < 2 * n; ++i)
+      EXPECT_EQ(std::isnan(y[static_cast<size_t>(i)]), i % n == 3 || i % n == 39)
+          << l.name << " element " << i;
+  }
+}
+
 TEST_F(CpuProductTest, the_most_extreme_codes_do_not_overflow) {
   Machine m(DeviceType::Cpu, 1);
   const int64_t n = 32, k = 512, rows = 3;

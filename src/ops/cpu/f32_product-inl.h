@@ -6,6 +6,12 @@ namespace quern::cpu::QUERN_LEVEL {
 inline constexpr int kF32Rows = 6, kF32Panels = QUERN_WIDE ? 4 : 2;
 inline constexpr int64_t kF32RowBlock = 256;  // rows whose sums wait between stretches
 
+// E4M3 bytes in the low halves of 16-bit lanes, moved to the fields of a half: its exponent counts from 8 higher, so it is
+// 2^-8 of the number.
+inline V e4m3_as_half(V bytes) {
+  return bit_or(left16<7>(bit_and(bytes, all32(0x007f007f))), left16<8>(bit_and(bytes, all32(0x00800080))));
+}
+
 // Widens `columns` of kLanes rows into to[column · stride + lane]. `scale` is F8E4M3's.
 template <DType kType>
 void widen(const uint8_t* const* rows, int64_t columns, const float* scale, float* to, int64_t stride) {
@@ -25,10 +31,18 @@ void widen(const uint8_t* const* rows, int64_t columns, const float* scale, floa
         storef(at + 2 * j * stride, low_half(q[j]));
         storef(at + (2 * j + 1) * stride, low_half(right32<16>(q[j])));
       } else {
-        const VF s = loadf(scale);
-        for (int b = 0; b < 4; ++b) {
-          storef(at + (4 * j + b) * stride, mul(from_e4m3(bit_and(q[j], all32(255))), s));
-          q[j] = right32<8>(q[j]);
+        const VF s = mul(loadf(scale), allf(256));
+        const V even = bit_and(q[j], all32(0x00ff00ff)), odd = right16<8>(q[j]);
+        const V halves[2] = {e4m3_as_half(even), e4m3_as_half(odd)};
+        for (int b = 0; b < 2; ++b) {
+          storef(at + (4 * j + b) * stride, mul(low_half(halves[b]), s));
+          storef(at + (4 * j + b + 2) * stride, mul(low_half(right32<16>(halves[b])), s));
+        }
+        if (any_equal8(bit_and(q[j], all8(0x7f)), all8(0x7f))) {  // a NaN
+          for (int b = 0; b < 4; ++b) {
+            storef(at + (4 * j + b) * stride, mul(from_e4m3(bit_and(q[j], all32(255))), loadf(scale)));
+            q[j] = right32<8>(q[j]);
+          }
         }
       }
     }
@@ -121,6 +135,9 @@ template <DType kType>
 void f32_typed(const ProductJob& job, const uint8_t* weights, int64_t stride, int64_t first, int64_t n0,
                int64_t n1) {
   if (n1 - n0 <= kLanes) return f32_outputs<kType, 1>(job, weights, stride, first, n0, n1);
+#if QUERN_WIDE
+  if (n1 - n0 <= 2 * kLanes) return f32_outputs<kType, 2>(job, weights, stride, first, n0, n1);
+#endif
   f32_outputs<kType, kF32Panels>(job, weights, stride, first, n0, n1);
 }
 

@@ -30,6 +30,7 @@ inline V left32(V a) {
 inline V signed_byte3(V a) { return _mm512_srai_epi32(a, 24); }
 inline V left32(V a, __m128i bits) { return _mm512_sll_epi32(a, bits); }
 inline V add32(V a, V b) { return _mm512_add_epi32(a, b); }
+inline bool any_equal8(V a, V b) { return _mm512_cmpeq_epi8_mask(a, b) != 0; }
 inline V zero() { return _mm512_setzero_si512(); }
 inline V all8(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 inline V all32(int32_t x) { return _mm512_set1_epi32(x); }
@@ -92,6 +93,7 @@ inline V left32(V a) {
 inline V signed_byte3(V a) { return _mm256_srai_epi32(a, 24); }
 inline V left32(V a, __m128i bits) { return _mm256_sll_epi32(a, bits); }
 inline V add32(V a, V b) { return _mm256_add_epi32(a, b); }
+inline bool any_equal8(V a, V b) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(a, b)) != 0; }
 inline V zero() { return _mm256_setzero_si256(); }
 inline V all8(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
 inline V all32(int32_t x) { return _mm256_set1_epi32(x); }
