@@ -1,6 +1,6 @@
-// The CPU ops at the released model's shapes: time, and the share of what the machine can do, measured beside each
-// run: bytes per second against a streaming read for few rows, operations per second against a multiply-add loop for
-// many. Every line is the median of paired runs.
+// The CPU ops at the released model's shapes: time, and the share of what the machine can do, measured beside
+// each run: bytes per second against a streaming read for few rows, operations per second against a
+// multiply-add loop for many. Every line is the median of paired runs.
 //
 //   bench_ops [--threads N] [--runs N] [--only TEXT]
 
@@ -84,8 +84,9 @@ struct Bench {
     for (int64_t i = 0; i < t.elements(); ++i) t.as<float>()[i] = u(random);
     return t;
   }
-  // Random bytes with exponents kept small: codes of any format. Plain numbers get an exponent that keeps them away from
-  // the subnormal ones, which these processors multiply a hundred times slower and models do not have.
+  // Random bytes with exponents kept small: codes of any format. Plain numbers get an exponent that keeps
+  // them away from the subnormal ones, which these processors multiply a hundred times slower and models do
+  // not have.
   Weight weight(DType dtype, int64_t n, int64_t k) {
     kept.emplace_back(Device{}, dtype, std::initializer_list<int64_t>{n, k});
     Weight w;

@@ -1,6 +1,6 @@
-// The CPU's products (ops/cpu/product.h) at every level of instructions, one thread, [64, 2560] weights that stay in the
-// second-level cache: what the instructions can do, memory aside. Each figure is the quickest call of a tenth of a second,
-// so other work on the machine disturbs it little.
+// The CPU's products (ops/cpu/product.h) at every level of instructions, one thread, [64, 2560] weights that
+// stay in the second-level cache: what the instructions can do, memory aside. Each figure is the quickest
+// call of a tenth of a second, so other work on the machine disturbs it little.
 //
 //   bench_products [LEVEL…]
 

@@ -1,11 +1,13 @@
-// Quern against llama.cpp (node-llama-cpp) on the same GGUF files, in one run: tokens a second of prefill and decode.
+// Quern against llama.cpp (node-llama-cpp) on the same GGUF files, in one run: tokens a second of prefill and
+// decode.
 //
 //   node bench/llama_speed.mjs QUERN [--rounds N] [--threads N] [--prompt N] [--tokens N] FILE.gguf…
 //
-// The two take turns, one prefill of the prompt and one run of decoded tokens each, both from an empty context, so that
-// what else the machine does meets both; the first turns warm up, and a file's ratios are those of the medians. llama.cpp keeps its defaults (float16 keys and
-// values, its own choice of kernels and of repacked weights); its decode includes taking the likeliest id, ours (quern
-// bench) does not: a scan of the vocabulary, under 1 % of these steps.
+// The two take turns, one prefill of the prompt and one run of decoded tokens each, both from an empty
+// context, so that what else the machine does meets both; the first turns warm up, and a file's ratios are
+// those of the medians. llama.cpp keeps its defaults (float16 keys and values, its own choice of kernels and
+// of repacked weights); its decode includes taking the likeliest id, ours (quern bench) does not: a scan of
+// the vocabulary, under 1 % of these steps.
 import { spawnSync } from "node:child_process";
 import { createRequire } from "node:module";
 import { dirname, resolve } from "node:path";
@@ -63,13 +65,15 @@ for (const file of files) {
   const all = { prefill: [[], []], decode: [[], []] };
   for (let i = 0; i <= rounds; ++i) {
     const pair = i % 2 ? [ours(file), await theirs(model)] : [await theirs(model), ours(file)].reverse();
-    console.error(`${file} round ${i}: prefill ${pair.map((p) => p.prefill.toFixed(1))}, decode ${pair.map((p) => p.decode.toFixed(2))} (quern, llama.cpp)`);
+    const both = (what) => pair.map((p) => p[what].toFixed(2)).join(" and ");
+    console.error(`${file} round ${i}: prefill ${both("prefill")}, decode ${both("decode")} (quern and llama.cpp)`);
     if (i > 0) for (const what of ["prefill", "decode"]) for (const who of [0, 1]) all[what][who].push(pair[who][what]);
   }
   await model.dispose();
   for (const what of ["prefill", "decode"]) {
     const [q, l] = all[what].map(median);
-    console.log(`${file.split("/").at(-1)} ${what}: quern ${q.toFixed(1)}, llama.cpp ${l.toFixed(1)} tokens/s, ratio ${(q / l).toFixed(2)} (${rounds} rounds, ${threads} threads)`);
+    const rates = `quern ${q.toFixed(1)}, llama.cpp ${l.toFixed(1)} tokens/s, ratio ${(q / l).toFixed(2)}`;
+    console.log(`${file.split("/").at(-1)} ${what}: ${rates} (${rounds} rounds, ${threads} threads)`);
   }
 }
 process.exit(0);

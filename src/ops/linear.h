@@ -7,9 +7,10 @@
 //
 // Accumulates in f32 in an order that depends on (n, k, format, role) only, never on T or on the other rows.
 // Rows [0, n_decode_rows) take the decode kernel, the others the prefill kernel; the CPU has one form for
-// both. On CUDA x is rounded to BF16 as it is loaded (decode rows beside FP8, NVFP4 and F16 weights to F16, what is
-// beyond its range to the largest), and so are weights of formats whose values a BF16 does not hold. On the CPU x stays f32 beside F32, F16, BF16, F8E4M3 and grid formats; beside the other quantised ones each group
-// of 32 of a row is rounded to 8 bits, as ops/cpu/product.h says.
+// both. On CUDA x is rounded to BF16 as it is loaded (decode rows beside FP8, NVFP4 and F16 weights to F16,
+// what is beyond its range to the largest), and so are weights of formats whose values a BF16 does not hold.
+// On the CPU x stays f32 beside F32, F16, BF16, F8E4M3 and grid formats; beside the other quantised ones each
+// group of 32 of a row is rounded to 8 bits, as ops/cpu/product.h says.
 #pragma once
 
 #include <span>

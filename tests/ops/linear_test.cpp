@@ -16,10 +16,10 @@ constexpr DType kScaled[] = {
     DType::Q2_K,   DType::Q3_K,   DType::Q4_K,    DType::Q5_K,   DType::Q6_K,  DType::IQ4_NL,  DType::IQ4_XS,
     DType::MXFP4,  DType::NVFP4,  DType::IQ2_XXS, DType::IQ2_XS, DType::IQ2_S, DType::IQ3_XXS, DType::IQ3_S};
 
-// Largest error against the root of the sum of the products' squares: what rounding is proportional to, whatever
-// cancels. Activations are exact in BF16 and weights in f32, so the CPU only
-// rounds sums. A tensor core cuts sums where a float rounds them, and CUDA rounds to BF16 the weights of formats whose
-// values a BF16 does not hold (ops/linear.h).
+// Largest error against the root of the sum of the products' squares: what rounding is proportional to,
+// whatever cancels. Activations are exact in BF16 and weights in f32, so the CPU only rounds sums. A tensor
+// core cuts sums where a float rounds them, and CUDA rounds to BF16 the weights of formats whose values a
+// BF16 does not hold (ops/linear.h).
 double tolerance(DType dtype, bool cpu) {
   if (cpu) return 1e-6;
   switch (dtype) {
@@ -61,7 +61,8 @@ void check(Machine& m, Random& random, DType dtype, int64_t n, int64_t k, int64_
     const auto got = product(m, w, x, rows, n_decode);
     double error = 0, rounding = 0;
     for (size_t i = 0; i < got.size(); ++i) rounding += (got[i] - exact[i]) * (got[i] - exact[i]);
-    // A group of normal numbers reaches about 2.1 times their deviation: steps of a sixtieth, errors of 0.0048.
+    // A group of normal numbers reaches about 2.1 times their deviation: steps of a sixtieth, errors of
+    // 0.0048.
     if (int8) {
       EXPECT_LT(std::sqrt(rounding / scale), n * rows < 30 ? 0.02 : 0.009)
           << name(dtype) << " [" << n << ", " << k << "], " << rows << " rows, seed of the test";

@@ -136,8 +136,9 @@ TEST_P(MoeTest, matches_double_precision) {
     }
 }
 
-// Rows and intermediates are rounded to 8 bits per 32 values on the way into quantised experts. The reference rounds
-// its own double intermediate, so where an f32 one lies beside a tie their codes may differ by one: 1e-3, not 1e-6.
+// Rows and intermediates are rounded to 8 bits per 32 values on the way into quantised experts. The reference
+// rounds its own double intermediate, so where an f32 one lies beside a tie their codes may differ by one:
+// 1e-3, not 1e-6.
 TEST_P(MoeTest, quantised_experts_match_a_reference_that_rounds_as_they_do) {
   if (!on_cpu()) GTEST_SKIP() << "only the CPU rounds rows to 8 bits";
   Machine m(GetParam());

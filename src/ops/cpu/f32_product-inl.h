@@ -1,13 +1,13 @@
-// F32 products of one level (see vector-inl.h): weights widened to f32 panels [columns][outputs] of kF32Stretch columns,
-// which serve all rows before the next stretch.
+// F32 products of one level (see vector-inl.h): weights widened to f32 panels [columns][outputs] of
+// kF32Stretch columns, which serve all rows before the next stretch.
 
 namespace quern::cpu::QUERN_LEVEL {
 
 inline constexpr int kF32Rows = 6, kF32Panels = QUERN_WIDE ? 4 : 2;
 inline constexpr int64_t kF32RowBlock = 256;  // rows whose sums wait between stretches
 
-// E4M3 bytes in the low halves of 16-bit lanes, moved to the fields of a half: its exponent counts from 8 higher, so it is
-// 2^-8 of the number.
+// E4M3 bytes in the low halves of 16-bit lanes, moved to the fields of a half: its exponent counts from 8
+// higher, so it is 2^-8 of the number.
 inline V e4m3_as_half(V bytes) {
   return bit_or(left16<7>(bit_and(bytes, all32(0x007f007f))), left16<8>(bit_and(bytes, all32(0x00800080))));
 }
@@ -89,7 +89,8 @@ void f32_tiles(std::integer_sequence<int, kRows...>, const float* panel, const f
   }
 }
 
-// Outputs [n0, n1) in blocks of kOutputs · kLanes; `weights` are rows of kType, `stride` bytes apart, from output `first` on.
+// Outputs [n0, n1) in blocks of kOutputs · kLanes; `weights` are rows of kType, `stride` bytes apart, from
+// output `first` on.
 template <DType kType, int kOutputs>
 void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, int64_t first, int64_t n0,
                  int64_t n1) {

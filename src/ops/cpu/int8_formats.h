@@ -1,5 +1,5 @@
-// The integer view of a quantised group, one value at a time: w_i = scale · (code_i - zero) + minimum, which is what
-// ops/quant_formats.h decodes. The scalar level of product.h and the check of the others.
+// The integer view of a quantised group, one value at a time: w_i = scale · (code_i - zero) + minimum, which
+// is what ops/quant_formats.h decodes. The scalar level of product.h and the check of the others.
 #pragma once
 
 #include <cstdint>

@@ -4,9 +4,9 @@
 //
 //   codes [columns / 4][kLanes][4] u8      scale, minimum [groups][kLanes] f32
 //
-// Sixteen bytes of each row are loaded and transposed as 32-bit words before anything else, so that splitting nibbles
-// or adding high bits works on whole vectors, and a vector of codes meets four activations of a row, broadcast. The
-// panel serves all rows before the next stretch; sums wait in memory in between, as they are.
+// Sixteen bytes of each row are loaded and transposed as 32-bit words before anything else, so that splitting
+// nibbles or adding high bits works on whole vectors, and a vector of codes meets four activations of a row,
+// broadcast. The panel serves all rows before the next stretch; sums wait in memory in between, as they are.
 
 namespace quern::cpu::QUERN_LEVEL {
 
@@ -30,8 +30,8 @@ inline V bits(V v, uint8_t mask) {
   return bit_and(right16<kShift>(v), all8(mask));
 }
 
-// to[i] = the halves at `at` of block i of every row. Collected first and widened after: loads of bytes just stored by
-// narrower stores would wait.
+// to[i] = the halves at `at` of block i of every row. Collected first and widened after: loads of bytes just
+// stored by narrower stores would wait.
 inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t stride, int64_t n, float* to) {
   uint16_t h[kStretch / 32 * kLanes];
   for (int64_t i = 0; i < n; ++i)
@@ -557,7 +557,8 @@ void tiles(std::integer_sequence<int, kRows...>, const Panel* panels, const RowV
   }
 }
 
-// Where a product with mostly equal families of tiles needs no code of its own: VNNI takes codes of any width alike.
+// Where a product with mostly equal families of tiles needs no code of its own: VNNI takes codes of any width
+// alike.
 constexpr int tile_bits(int bits) { return QUERN_VNNI ? 8 : bits < 4 ? 4 : bits; }
 
 template <class Block>

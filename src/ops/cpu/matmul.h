@@ -11,7 +11,8 @@
 
 namespace quern::cpu {
 
-// Activations [n_rows, k] that products read. matmul rounds them where weights want it (product.h), once for all of them.
+// Activations [n_rows, k] that products read. matmul rounds them where weights want it (product.h), once for
+// all of them.
 struct Input {
   const float* x = nullptr;
   int64_t stride = 0;
@@ -38,7 +39,8 @@ void matmul(Stream& s, std::span<const Input> inputs, std::span<const RowProduct
 // Row r of W in f32.
 void weight_row(const Weight& w, int64_t r, float* out);
 
-// The scale of columns [128j, 128j + 128) of row r of an F8E4M3 weight: of the block, of the row, or of the whole matrix.
+// The scale of columns [128j, 128j + 128) of row r of an F8E4M3 weight: of the block, of the row, or of the
+// whole matrix.
 float fp8_scale(const Weight& w, int64_t r, int64_t column);
 
 // At least `n` floats that belong to the calling thread until its next call with the same slot (0 … 3).

@@ -1,14 +1,17 @@
-// The CPU's matrix products, one weight at a time, at every level of instructions. A result depends on the row, the weight
-// row and k alone: not on the other rows, the threads, nor the level in use; every level gives the bits of the scalar one.
+// The CPU's matrix products, one weight at a time, at every level of instructions. A result depends on the
+// row, the weight row and k alone: not on the other rows, the threads, nor the level in use; every level
+// gives the bits of the scalar one.
 //
-// Int8: products of quantised weights with activations rounded to 8 bits; integers inside a group, f32 between groups.
+// Int8: products of quantised weights with activations rounded to 8 bits; integers inside a group, f32
+// between groups.
 //
 // A row x [k] is rounded in groups of 32 (k is a multiple of 32):
 //
 //   d = max|x| / 127      q_i = x_i · (127 / max|x|), to the nearest integer, ties to the even one: -127 … 127
 //
-// A group whose max|x| is below 2^-100 counts as zeros; one that holds an infinity or a NaN has d = NaN.
-// A group of G weights (32 or 16) has codes u ≥ 0 with one scale, one zero point, and in some formats a minimum m:
+// A group whose max|x| is below 2^-100 counts as zeros; one that holds an infinity or a NaN has d = NaN. A
+// group of G weights (32 or 16) has codes u ≥ 0 with one scale, one zero point, and in some formats a minimum
+// m:
 //
 //   w_i = scale · (u_i - zero) + m        scale and m as ops/quant_formats.h computes them
 //
@@ -17,8 +20,8 @@
 //   y = fma(scale · d, Σ (u_i - zero) · q_i, y)       the inner sum is exact in int32
 //   y = fma(m, d · Σ q_i, y)                          where the format has minima
 //
-// F32: products of weights of any format, decoded to f32, with activations as they are. Columns are cut into stretches of 64,
-// each a sum of its own in ascending order, and these are added in ascending order:
+// F32: products of weights of any format, decoded to f32, with activations as they are. Columns are cut into
+// stretches of 64, each a sum of its own in ascending order, and these are added in ascending order:
 //
 //   y = y + s      s = fma(w_i, x_i, s) over the stretch, from 0
 #pragma once
@@ -32,8 +35,8 @@ namespace quern::cpu {
 
 inline constexpr int64_t kF32Stretch = 64;
 
-// Rounded rows, each one record of int8_row_bytes(k) bytes (a multiple of 64): q [k] i8; then of each group of 32 d
-// and d · Σq (f32) and -Σq (i32); then of each 16 values d · Σq (f32) and -Σq (i32).
+// Rounded rows, each one record of int8_row_bytes(k) bytes (a multiple of 64): q [k] i8; then of each group
+// of 32 d and d · Σq (f32) and -Σq (i32); then of each 16 values d · Σq (f32) and -Σq (i32).
 inline int64_t int8_row_bytes(int64_t k) { return (k + 3 * (k / 32) * 4 + 2 * (k / 16) * 4 + 63) / 64 * 64; }
 
 // Whether products with W round their activations: formats with groups of integer codes, k a multiple of 32.
@@ -65,7 +68,8 @@ struct ProductLevel {
   void (*f32_product)(const ProductJob& job, int64_t n0, int64_t n1);
 };
 
-// What this processor has, slowest ("scalar") first: "avx2" (with FMA and F16C), "avxvnni", "avx512vnni". Ops use the last.
+// What this processor has, slowest ("scalar") first: "avx2" (with FMA and F16C), "avxvnni", "avx512vnni". Ops
+// use the last.
 std::span<const ProductLevel> product_levels();
 
 }  // namespace quern::cpu

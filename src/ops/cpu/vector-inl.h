@@ -1,6 +1,6 @@
-// The vectors of one level of product.h, in raw intrinsics: included by the levels' own files (no #pragma once), which name
-// the level's namespace in QUERN_LEVEL and set QUERN_WIDE (512-bit vectors) and QUERN_VNNI (dot products of four bytes in
-// one instruction). Lanes are outputs.
+// The vectors of one level of product.h, in raw intrinsics: included by the levels' own files (no #pragma
+// once), which name the level's namespace in QUERN_LEVEL and set QUERN_WIDE (512-bit vectors) and QUERN_VNNI
+// (dot products of four bytes in one instruction). Lanes are outputs.
 
 namespace quern::cpu::QUERN_LEVEL {
 
@@ -153,7 +153,8 @@ inline VF from_e4m3(V bytes) {
   return as_float(bit_or(as_bits(v), left32<24>(bit_xor(bytes, rest))));
 }
 
-// Asks memory for [at, end), a share at each call, in order: weights of outputs to come, while these are multiplied.
+// Asks memory for [at, end), a share at each call, in order: weights of outputs to come, while these are
+// multiplied.
 struct Ahead {
   const uint8_t *at, *end;
   int64_t share;
