@@ -3,13 +3,17 @@
 #include <pthread.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/check.h"
@@ -18,6 +22,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
 #include "commands.h"
+#include "engine/late_engine.h"
 #include "engine/scripted_engine.h"
 #include "engine_flags.h"
 #include "model_flags.h"
@@ -58,7 +63,9 @@ void add_flags(CLI::App& app, ServeFlags& f) {
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
   app.add_option("--alias", f.aliases, "another name of the model; may be repeated");
-  app.add_flag("!--only-named-models", f.service.any_model, "refuse requests for a model of another name");
+  app.add_flag_callback(
+      "--only-named-models", [&f] { f.service.any_model = false; },
+      "refuse requests for a model of another name");
   app.add_option("--api-key", f.keys, "a key that requests must carry; may be repeated");
   app.add_option("--api-key-file", f.key_file, "a file of such keys, one a line");
   app.add_option("--cors-origin", f.service.access.cors_origins,
@@ -123,8 +130,9 @@ void add_flags(CLI::App& app, ServeFlags& f) {
 
   app.add_option("--response-store", f.service.store_path,
                  "SQLite file for the responses of /v1/responses (default: in memory)");
-  app.add_flag("!--keep-billing-header", f.service.strip_billing_header,
-               "keep the x-anthropic-billing-header block of coding clients in the prompt");
+  app.add_flag_callback(
+      "--keep-billing-header", [&f] { f.service.strip_billing_header = false; },
+      "keep the x-anthropic-billing-header block of coding clients in the prompt");
   app.add_option("--io-threads", http.io_threads, "threads for connections")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -205,7 +213,6 @@ int serve_main(int argc, char** argv) {
   if (f.top_k >= 0) f.defaults.sampling.top_k = f.top_k;
   if (f.min_p >= 0) f.defaults.sampling.min_p = static_cast<float>(f.min_p);
 
-  OpenEngine open;
   std::unique_ptr<Engine> scripted;
   if (!f.script.empty()) {
     ScriptedEngineOptions options;
@@ -218,22 +225,51 @@ int serve_main(int argc, char** argv) {
         parse_script(read_file(f.script, 256 << 20),
                      [&](std::string_view text) { return tokenizer.encode(text, ControlTokens::Recognise); }),
         std::move(options));
-  } else {
-    f.engine.options.max_queue = f.max_queue;
-    open = open_engine(f.model, f.engine);
   }
 
-  Engine& engine = scripted ? *scripted : *open.engine;
-  const bool tls = !service.http.tls_certificate.empty();
+  OpenEngine open;
+  LateEngine engine;
+  if (scripted) engine.set(*scripted);
+  const std::string scheme = service.http.tls_certificate.empty() ? "http" : "https";
   const std::string host = service.http.host;
   const bool open_to_all = !service.access.loopback && service.access.keys.empty();
   Service server(std::move(service), engine, tokenizer, chat_template, f.defaults);
   server.start();
-  log(LogLevel::Info, "serving {} on {}://{}:{}", name.string(), tls ? "https" : "http", host, server.port());
+  const std::string where = fmt::format("{}://{}:{}", scheme, host, server.port());
   if (open_to_all)
     log(LogLevel::Warn, "no API key is set: everybody who reaches {} can use this server", host);
 
+  // Health and metrics answer while the model is loaded. A fault of it ends the program like a signal would.
+  std::atomic<bool> loading{!scripted}, failed{false};
+  std::exception_ptr fault;
+  std::thread load([&] {
+    if (!scripted) {
+      log(LogLevel::Info, "loading {}; {}/health says when it is ready", name.string(), where);
+      try {
+        f.engine.options.max_queue = f.max_queue;
+        open = open_engine(f.model, f.engine);
+        engine.set(*open.engine);
+      } catch (...) {
+        fault = std::current_exception();
+        failed = true;
+        ::kill(::getpid(), SIGTERM);
+      }
+    }
+    if (!fault) log(LogLevel::Info, "serving {} on {}", name.string(), where);
+    loading = false;
+  });
+
   const int first = wait_for_signal(signals);
+  if (loading && !failed) {  // files are only read: nothing waits to be finished
+    log(LogLevel::Info, "signal {}: ending while the model is loaded", first);
+    server.stop();
+    std::_Exit(0);
+  }
+  load.join();
+  if (fault) {
+    server.stop();
+    std::rethrow_exception(fault);
+  }
   log(LogLevel::Info, "signal {}: finishing the replies under way, for up to {} s; a second signal ends them",
       first, f.drain_seconds);
   std::atomic<bool> drained{false};

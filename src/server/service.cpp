@@ -170,6 +170,7 @@ Service::Service(ServiceOptions options, Engine& engine, const Tokenizer& tokeni
 Service::~Service() { stop(); }
 
 void Service::start() {
+  loading_ = engine_.stats().loading;
   watch_ = std::thread([this] { watch(); });
   http_->start();
 }
@@ -294,9 +295,10 @@ bool Service::gate(const HttpRequest& head, HttpResponse& response) {
     response.headers.emplace_back("Allow", allow_of(methods));
     return true;
   }
-  if (head.method == "POST") {
-    std::string why;
-    if (health(why) != Health::Ready) {
+  // A model that is being loaded has no limits to tell yet.
+  if (std::string why; head.method == "POST" || head.path.starts_with("/v1/models")) {
+    const Health state = health(why);
+    if (state != Health::Ready && (head.method == "POST" || state == Health::Loading)) {
       ApiError error(503, why, {}, "not_ready");
       error.retry_after = 5;
       response = error_response(head, error);

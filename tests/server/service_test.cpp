@@ -6,6 +6,7 @@
 #include <atomic>
 #include <random>
 
+#include "engine/late_engine.h"
 #include "server/scripted_server.h"
 
 namespace quern {
@@ -343,6 +344,37 @@ TEST(Service, images_and_files_are_refused_wherever_they_stand) {
   ::close(listener);
   const Json models = c.get("/v1/models").json();
   EXPECT_EQ(write_json(at(models, "data", size_t{0}, "input_modalities")), R"(["text"])");
+}
+
+// A model that is being loaded: health says so, nothing is asked of it, and when it is there all goes on.
+TEST(Service, while_the_model_is_loaded_health_says_so) {
+  ScriptedServer behind(script_of("</think>fine"));
+  LateEngine late;
+  ServiceOptions options;
+  options.http.port = 0;
+  options.model_names = {"late"};
+  ChatDefaults defaults;
+  defaults.end_ids = {*tiny_tokenizer().find_special("<|im_end|>")};
+  Service service(options, late, tiny_tokenizer(), tiny_template(), defaults);
+  service.start();
+  Client c(service.port());
+  const Reply health = c.get("/health");
+  EXPECT_EQ(health.status, 503);
+  EXPECT_EQ(at(health.json(), "status").as_string(), "loading");
+  EXPECT_FALSE(health.header("retry-after").empty());
+  for (const char* path : {"/v1/chat/completions", "/v1/messages", "/tokenize"}) {
+    const Reply refused = Client(service.port()).post(path, chat_body("a"));
+    EXPECT_EQ(refused.status, 503) << path;
+    EXPECT_FALSE(refused.header("retry-after").empty());
+  }
+  EXPECT_EQ(c.get("/v1/models").status, 503);
+  EXPECT_EQ(c.get("/").status, 200);
+  EXPECT_EQ(c.get("/metrics").status, 200);
+  late.set(*behind.engine);
+  for (int i = 0; i < 2000 && c.get("/health").status != 200; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(c.post("/v1/chat/completions", chat_body("a")).status, 200);
+  EXPECT_EQ(c.get("/v1/models").status, 200);
 }
 
 // R13: one long run of a character, as a user's text and as a tool's result, is counted in linear time and refused.
