@@ -32,7 +32,7 @@ struct AttendArgs {
   const int32_t *blocks, *counts;
   int64_t y_stride, q_stride, block_stride;
   BatchView batch;
-  int n_kv, group, d, budget;
+  int n_kv, group, d, budget, shift;
   float scale;
 };
 
@@ -53,12 +53,13 @@ struct KeyPlace {
 struct KeyList {
   const int32_t* blocks;
   const int32_t* pages;
-  int n_blocks, tail, size;  // tail: position of the first key after the last complete block
+  int shift, n_blocks, tail, size;  // tail: position of the first key after the last complete block
 
   __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t) : KeyList(a, t, KeyPlace(a, t)) {}
   __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t, const KeyPlace& place) {
     blocks = a.blocks + t * a.block_stride;
     pages = place.pages;
+    shift = a.shift;
     n_blocks = a.counts[t];
     tail = place.visible / kBlockTokens * kBlockTokens;
     size = place.pad ? 0 : n_blocks * kBlockTokens + place.visible - tail;
@@ -68,7 +69,8 @@ struct KeyList {
     const int position = i < n_blocks * kBlockTokens
                              ? blocks[i / kBlockTokens] * kBlockTokens + i % kBlockTokens
                              : tail + i - n_blocks * kBlockTokens;
-    return (int64_t{pages[position / kPageTokens]} * n_kv + kv) * kPageTokens + position % kPageTokens;
+    const int at = position + shift;
+    return (int64_t{pages[at / kPageTokens]} * n_kv + kv) * kPageTokens + at % kPageTokens;
   }
 };
 
@@ -504,6 +506,7 @@ void qsa_attend(Stream& s, Tensor y, Tensor q_gate, const Selection& selection, 
   a.group = shape.n_heads / shape.n_kv;
   a.d = shape.d_head;
   a.budget = shape.budget_blocks;
+  a.shift = cache.shift;
   a.scale = 1.0f / sqrtf(static_cast<float>(shape.d_head));
   QUERN_CHECK(a.group <= kMaxGroup && a.d <= kMaxWidth && a.d % 8 == 0,
               "qsa_attend on CUDA: at most 16 query heads a kv head, d_head a multiple of 8 up to 256");

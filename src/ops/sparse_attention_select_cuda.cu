@@ -25,13 +25,20 @@ __device__ __forceinline__ int complete_blocks(const BatchView& batch, int64_t t
   return segment.role == Role::Pad ? 0 : (batch.positions[t] + 1) / kBlockTokens;
 }
 
+// The pooled key of block b; `shift` is the cache's.
+__device__ __forceinline__ const float* pooled_key(const float* pooled, const int32_t* pages, int b,
+                                                   int shift) {
+  const int at = b + shift;
+  return pooled + (int64_t{pages[at / kPageBlocks]} * kPageBlocks + at % kPageBlocks) * kIndexWidth;
+}
+
 // ---- scores, decode ----
 
 constexpr int kScoreThreads = 256;
 
 __global__ void __launch_bounds__(kScoreThreads)
     qsa_score_decode_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
-                            const float* pooled, BatchView batch, int budget) {
+                            const float* pooled, BatchView batch, int budget, int shift) {
   pdl_wait();
   pdl_launch();  // after the wait, as in the choice
   const int64_t t = blockIdx.y;
@@ -58,8 +65,7 @@ __global__ void __launch_bounds__(kScoreThreads)
     const int b = first + static_cast<int>(threadIdx.x) / 8;
     float dot[kIndexHeads] = {};
     if (b < n) {
-      const float* key =
-          pooled + (int64_t{pages[b / kPageBlocks]} * kPageBlocks + b % kPageBlocks) * kIndexWidth;
+      const float* key = pooled_key(pooled, pages, b, shift);
       float4 k[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) k[i] = *reinterpret_cast<const float4*>(key + 32 * i + 4 * part);
@@ -95,7 +101,7 @@ constexpr size_t kTileShared = sizeof(float) * kPitch * (kTileRows * kIndexHeads
 __global__ void __launch_bounds__(256)
     qsa_score_prefill_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
                              const float* pooled, BatchView batch, int64_t first_row, int64_t end_row,
-                             int budget) {
+                             int budget, int shift) {
   extern __shared__ float4 shared4[];
   float* q = reinterpret_cast<float*>(shared4);
   float* keys = q + kTileRows * kIndexHeads * kPitch;
@@ -124,10 +130,7 @@ __global__ void __launch_bounds__(256)
       for (int i = threadIdx.x; i < kTileKeys * (kIndexWidth / 4); i += 256) {
         const int c = i % (kIndexWidth / 4), b = key0 + i / (kIndexWidth / 4);
         float4 f = make_float4(0, 0, 0, 0);
-        if (b < n)
-          f = *reinterpret_cast<const float4*>(
-              pooled + (int64_t{pages[b / kPageBlocks]} * kPageBlocks + b % kPageBlocks) * kIndexWidth +
-              4 * c);
+        if (b < n) f = *reinterpret_cast<const float4*>(pooled_key(pooled, pages, b, shift) + 4 * c);
         *reinterpret_cast<float4*>(keys + (b - key0) * kPitch + 4 * c) = f;
       }
       __syncthreads();
@@ -392,7 +395,7 @@ void qsa_select(Stream& s, const Selection& selection, Tensor qi, const QsaShape
       const auto spread = static_cast<unsigned>(std::max<int64_t>(264 / decode, 8));
       launch(s, qsa_score_decode_kernel, dim3(spread, static_cast<unsigned>(decode)), kScoreThreads, 0, 1,
              scores.as<float>(), stride, qi.as<float>(), qi.row_stride, cache.pooled.as<float>(), batch,
-             shape.budget_blocks);
+             shape.budget_blocks, cache.shift);
     }
     choose(scores, 0, decode);
   }
@@ -408,7 +411,7 @@ void qsa_select(Stream& s, const Selection& selection, Tensor qi, const QsaShape
       scores = s.scratch(DType::F32, {rows, stride});
       launch(s, qsa_score_prefill_kernel, dim3(blocks(max_blocks, kTileKeys), blocks(rows, kTileRows)), 256,
              kTileShared, 1, scores.as<float>(), stride, qi.as<float>(), qi.row_stride,
-             cache.pooled.as<float>(), batch, first, first + rows, shape.budget_blocks);
+             cache.pooled.as<float>(), batch, first, first + rows, shape.budget_blocks, cache.shift);
     }
     choose(scores, first, rows);
   }

@@ -24,6 +24,7 @@ struct WriteArgs {
   BatchView batch;
   float frequency[kMaxHalf];
   int n_heads, n_kv, d_head, d_rope, index_heads, d_index;
+  int shift;     // entry of position 0, and pooled key of block 0 (QsaCache)
   int kv_bytes;  // of one element
   DType kv;
   float eps;
@@ -76,12 +77,14 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
     return;
   }
   h -= a.n_heads;
-  const int64_t page = a.batch.page_tables[segment.page_table + p / kPageTokens];
+  const int32_t* pages = a.batch.page_tables + segment.page_table;
   if (h < a.n_kv) {
     float* k = a.k + t * a.k_stride + h * a.d_head;
     norm_rope(x, k, a.norm_k, a.d_head, a.d_rope, a.frequency, p, a.eps);
     for (int i = lane; i < a.d_head; i += 32) k[i] = x[i];
-    const int64_t entry = ((page * a.n_kv + h) * kPageTokens + p % kPageTokens) * a.d_head * a.kv_bytes;
+    const int at = p + a.shift;
+    const int64_t row = (int64_t{pages[at / kPageTokens]} * a.n_kv + h) * kPageTokens + at % kPageTokens;
+    const int64_t entry = row * a.d_head * a.kv_bytes;
     store_kv(a.pages_k + entry, x, a.d_head, a.kv);
     store_kv(a.pages_v + entry, a.v + t * a.v_stride + h * a.d_head, a.d_head, a.kv);
     return;
@@ -107,7 +110,9 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
   for (int i = lane; i < a.d_index; i += 32)
     x[i] = (((raw[0][i] + raw[1][i]) + raw[2][i]) + raw[3][i]) * 0.25f;
   __syncwarp();
-  float* pooled = a.pooled + (page * kPageBlocks + p % kPageTokens / kBlockTokens) * a.d_index;
+  const int block = p / kBlockTokens + a.shift;
+  float* pooled =
+      a.pooled + (int64_t{pages[block / kPageBlocks]} * kPageBlocks + block % kPageBlocks) * a.d_index;
   norm_rope(x, x, a.norm_ki, a.d_index, a.d_rope, a.frequency, p - (kBlockTokens - 1), a.eps);
   for (int i = lane; i < a.d_index; i += 32) pooled[i] = x[i];
 }
@@ -157,6 +162,7 @@ void qsa_write(Stream& s, Tensor q_gate, Tensor k, Tensor v, Tensor qi, Tensor k
   a.d_rope = shape.d_rope;
   a.index_heads = shape.index_heads;
   a.d_index = shape.d_index;
+  a.shift = cache.shift;
   a.kv = cache.k.dtype;
   a.kv_bytes = dtype_info(cache.k.dtype).bytes;
   a.eps = eps;

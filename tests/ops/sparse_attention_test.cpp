@@ -340,6 +340,37 @@ TEST_P(SparseAttentionTest, dropped_drafts_leave_no_trace) {
   }
 }
 
+// The draft block's cache: everything one entry later, which only addresses may see. Its first entry and pooled key stay
+// unwritten (NaN here), and a last position at a page's end has its entry on the next page.
+TEST_P(SparseAttentionTest, a_shifted_cache_holds_the_same_one_entry_later) {
+  Machine m(GetParam());
+  Random random(10);
+  const int64_t rows = 191;
+  const Case c = make(random, kTiny, rows);
+  const auto pages = pages_for(rows + 1);
+  for (const DType kv : {DType::F32, DType::BF16}) {
+    Runner plain(m, c, 1, 3, kv), shifted(m, c, 1, 3, kv);
+    shifted.cache.shift = 1;
+    // Prompt rows up to a block's last position, one chunk more, then decoded ones across a page's end.
+    for (const Part& p :
+         {part(100, 0, pages), part(20, 100, pages), part(9, 120, pages, 0, Role::Decode),
+          part(1, 129, pages, 0, Role::Decode), part(61, 130, pages)}) {
+      const Result want = plain.step({p}), got = shifted.step({p});
+      ASSERT_EQ(got.blocks, want.blocks) << "from position " << p.position << ", " << name(kv);
+      ASSERT_EQ(difference(got.y, want.y), "") << "from position " << p.position << ", " << name(kv);
+    }
+    const std::vector<float> pooled = m.read(plain.cache.pooled), later = m.read(shifted.cache.pooled);
+    const auto key = [&](const std::vector<float>& from, int64_t block) {
+      const auto at = from.begin() + (pages[static_cast<size_t>(block / kPageBlocks)] * kPageBlocks +
+                                      block % kPageBlocks) * 128;
+      return std::vector<float>(at, at + 128);
+    };
+    for (int64_t b = 0; b < rows / kBlockTokens; ++b)
+      ASSERT_EQ(difference(key(later, b + 1), key(pooled, b)), "") << "block " << b;
+    EXPECT_TRUE(std::isnan(key(later, 0)[0]));
+  }
+}
+
 TEST_P(SparseAttentionTest, the_number_of_threads_changes_nothing) {
   if (!on_cpu()) GTEST_SKIP() << "threads are the CPU's";
   std::vector<Result> results;
