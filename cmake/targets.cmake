@@ -22,9 +22,10 @@ add_custom_target(unit_tests)
 add_custom_target(tsan_tests)
 add_custom_target(fuzzers)
 
-# quern_test(<path without _test.cpp> LINK targets...): tests/<path>_test.cpp becomes the ctest <path>.
+# quern_test(<path without _test.cpp> LINK targets...): tests/<path>_test.cpp becomes the ctest <path>. DEVICES: its main
+# is tests/device_main.h's, and in a build with kernels it runs once more as <path>_cuda, skipped where there is no GPU.
 function(quern_test path)
-  cmake_parse_arguments(T "" "TIMEOUT" "LINK;ARGS;LABELS" ${ARGN})
+  cmake_parse_arguments(T "DEVICES" "TIMEOUT" "LINK;ARGS;LABELS" ${ARGN})
   string(REPLACE "/" "_" target "${path}_test")
   add_executable(${target} ${PROJECT_SOURCE_DIR}/tests/${path}_test.cpp)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
@@ -35,6 +36,10 @@ function(quern_test path)
     set(T_TIMEOUT 300)
   endif()
   set_tests_properties(${path} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  if(T_DEVICES AND QUERN_WITH_CUDA)
+    add_test(NAME ${path}_cuda COMMAND ${target} --device=cuda ${T_ARGS} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(${path}_cuda PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" SKIP_RETURN_CODE 77)
+  endif()
   add_dependencies(unit_tests ${target})
   # What the thread sanitizer watches: the layers that have threads.
   if(path MATCHES "^(base/thread_pool|engine/|server/)")

@@ -129,13 +129,16 @@ void TokenChooser::choose(Tensor logits, std::span<const ChoiceRow> rows, std::v
   rows_.resize(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) fill(rows_[i], rows[i]);
 
+  // On a device all of it lies in one buffer there, the rows themselves last.
   const std::byte* base = staged_.data();
-  if (stream_.device().type != DeviceType::Cpu && !staged_.empty()) {
+  const size_t rows_at = (staged_.size() + 15) / 16 * 16, rows_bytes = rows.size() * sizeof(SamplingRow);
+  const bool on_device = stream_.device().type != DeviceType::Cpu;
+  if (on_device) {
+    staged_.resize(rows_at + rows_bytes);
     if (on_device_.size() < static_cast<int64_t>(staged_.size())) {
       stream_.synchronize();
       on_device_ = Buffer(stream_.device(), static_cast<int64_t>(staged_.size()) * 2);
     }
-    stream_.upload(on_device_.data(), staged_.data(), static_cast<int64_t>(staged_.size()));
     base = on_device_.data();
   }
   const auto place = [base]<typename T>(const T*& p) {
@@ -148,13 +151,19 @@ void TokenChooser::choose(Tensor logits, std::span<const ChoiceRow> rows, std::v
     place(row.bias);
     place(row.mask);
   }
+  const SamplingRow* sampling = rows_.data();
+  if (on_device) {
+    std::memcpy(staged_.data() + rows_at, rows_.data(), rows_bytes);
+    stream_.upload(on_device_.data(), staged_.data(), static_cast<int64_t>(staged_.size()));
+    sampling = reinterpret_cast<const SamplingRow*>(base + rows_at);
+  }
 
   // Runs of consecutive rows of logits, so that replies forked from one prompt can share a row.
   for (int64_t i = 0; i < n;) {
     int64_t end = i + 1;
     while (end < n && rows[end].logits_row == rows[end - 1].logits_row + 1) ++end;
     sample(stream_, ids_.tensor.slice_rows(i, end),
-           logits.slice_rows(rows[i].logits_row, rows[i].logits_row + end - i), rows_.data() + i, end - i);
+           logits.slice_rows(rows[i].logits_row, rows[i].logits_row + end - i), sampling + i, end - i);
     i = end;
   }
   const size_t first = out.size();

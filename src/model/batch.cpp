@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/check.h"
 #include "ops/rows.h"
@@ -38,7 +39,10 @@ Batch::Layout Batch::lay_out(const BatchCapacity& c) {
 }
 
 Batch::Batch(Device device, const BatchCapacity& capacity) : capacity_(capacity), at_(lay_out(capacity)) {
-  host_ = Buffer(device, at_.size, BufferKind::Pinned);
+  static std::atomic<int64_t> serials{0};
+  serial_ = ++serials;
+  // Not pinned: an upload from ordinary memory has read it when it returns, so the next build may begin at once.
+  host_ = Buffer(Device{}, at_.size);
   if (device.type != DeviceType::Cpu) on_device_ = Buffer(device, at_.size);
   const auto set = [&](BatchView& v, int64_t ids, int64_t positions, int64_t segment_of, int64_t segments) {
     v.ids = this->device<int32_t>(ids);

@@ -63,6 +63,7 @@ class Batch {
   void upload(Stream& s);  // no-op on the CPU
 
   const BatchCapacity& capacity() const { return capacity_; }
+  int64_t serial() const { return serial_; }  // no other batch of the process has or had it
   int64_t n_rows() const { return n_rows_; }
   int64_t n_decode_rows() const { return n_decode_rows_; }
   int64_t n_logits() const { return n_logits_; }
@@ -103,6 +104,7 @@ class Batch {
   void add_draft_rows(const Segment& trunk);
 
   BatchCapacity capacity_;
+  int64_t serial_ = 0;
   Layout at_;
   Buffer host_, on_device_;
   int64_t n_rows_ = 0, n_decode_rows_ = 0, n_logits_ = 0, n_decode_logits_ = 0;

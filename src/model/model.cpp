@@ -125,7 +125,8 @@ Tensor Model::forward(Batch& batch) {
   const bool decodes = rows.n_rows > 0 && rows.n_rows == rows.n_decode_rows;
   if (stream_.device().type != DeviceType::Cuda || tap_ || !decodes) return enqueue(batch);
   constexpr size_t kMaxGraphs = 256;
-  const std::array<int64_t, 3> key{rows.n_rows, rows.n_segments, batch.n_logits()};
+  // A graph reads the arrays of the batch it was captured with.
+  const std::array<int64_t, 4> key{batch.serial(), rows.n_rows, rows.n_segments, batch.n_logits()};
   auto it = graphs_.find(key);
   if (it == graphs_.end()) {
     if (graphs_.size() >= kMaxGraphs) graphs_.clear();

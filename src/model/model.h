@@ -46,8 +46,8 @@ struct MoeLayer;
 
 // Receives a named intermediate of a step, in device memory that is valid during the call. A row per batch row:
 // `layerI` (the wide residual after layer I), `hcmixI` (a block's input), `gdnI`, `attnI`, `moeI`, `pleI` (blocks' outputs),
-// `ngramI` (table rows), `selectI` with `selectI.counts` (ops/sparse_attention.h). A row per row of logits: `final`. A
-// row per row of draft_view(): `mtp.logits`.
+// `ngramI` (table rows), `selectI` with `select.countsI` and the index queries `indexI` (ops/sparse_attention.h). A row
+// per row of logits: `final`. A row per row of draft_view(): `mtp.logits`.
 using Tap = std::function<void(std::string_view name, Tensor value)>;
 
 class Model {
@@ -113,7 +113,7 @@ class Model {
   std::unique_ptr<ModelWeights> weights_;
   std::unique_ptr<SequenceMemory> memory_;
   std::unique_ptr<Activations> activations_;
-  std::map<std::array<int64_t, 3>, Graph> graphs_;  // by rows, segments, logits of a decode step
+  std::map<std::array<int64_t, 4>, Graph> graphs_;  // by batch, and rows, segments, logits of a decode step
   Tap tap_;
 };
 

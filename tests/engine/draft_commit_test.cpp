@@ -15,13 +15,6 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-void append(Bytes& to, const std::byte* from, int64_t n) { to.insert(to.end(), from, from + n); }
-
-// Row i of the last-but-one dimension of item `item` of a packed tensor.
-void append_row(Bytes& to, const Tensor& t, int64_t item, int64_t row) {
-  const int64_t bytes = row_bytes(t.dtype, t.cols());
-  append(to, t.data + (item * t.shape[t.rank - 2] + row) * bytes, bytes);
-}
 
 // All that a sequence carries: of the trunk's layers and, in the last four, of the draft block.
 struct State {
@@ -31,12 +24,24 @@ struct State {
 
 State state_of(SequenceMemory& memory, Sequence& s) {
   { const auto settles_pending_rows = s.fork(); }
+  memory.stream.synchronize();
+  const auto append = [&](Bytes& to, const std::byte* from, int64_t n) {
+    to.resize(to.size() + static_cast<size_t>(n));
+    memory.stream.download(to.data() + to.size() - n, from, n);
+  };
+  // Row i of the last-but-one dimension of item `item` of a packed tensor.
+  const auto append_row = [&](Bytes& to, const Tensor& t, int64_t item, int64_t row) {
+    const int64_t bytes = row_bytes(t.dtype, t.cols());
+    append(to, t.data + (item * t.shape[t.rank - 2] + row) * bytes, bytes);
+    memory.stream.synchronize();  // before `to` grows again
+  };
   State state;
   const int64_t length = s.length(), slot = s.slot();
   for (int i = 0; i < memory.state.shape().n_delta_layers; ++i) {
     const DeltaNetState& d = memory.state.delta(i);
     const int64_t bytes = d.M.bytes() / d.M.shape[0];
     append(state.M, d.M.data + slot * bytes, bytes);
+    memory.stream.synchronize();
     for (int64_t p = std::max<int64_t>(0, length - kConvHistory); p < length; ++p)
       append_row(state.conv, d.ring, slot, p % d.ring.shape[1]);
   }
@@ -162,3 +167,5 @@ TEST(DraftCommit, any_accepted_count_of_any_width_leaves_the_undrafted_state) {
 
 }  // namespace
 }  // namespace quern
+
+int main(int argc, char** argv) { return quern::run_tests(argc, argv); }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <thread>
 
@@ -43,7 +44,9 @@ TEST(Engine, a_row_that_is_not_a_number_ends_its_request_and_no_other) {
   // In the second layer the victim's rows are the last of the step while it prefills.
   bool poison = false;
   tiny.model->set_tap([&](std::string_view name, Tensor value) {
-    if (poison && name == "layer1") value.row<float>(value.rows() - 1)[5] = NAN;
+    const float nan = NAN;
+    if (poison && name == "layer1")
+      tiny.stream.upload(value.row<float>(value.rows() - 1) + 5, &nan, sizeof(nan));
   });
   std::vector<RequestId> ids;
   for (const Request& r : sane) ids.push_back(engine.submit(r));
@@ -77,6 +80,50 @@ TEST(Engine, seeds_repeat_replies_differ_and_width_does_not_matter) {
     EXPECT_EQ(engine.outcomes.at({a, i}).ids, alone(tiny, r, i));
     for (int32_t j = 0; j < i; ++j) EXPECT_NE(engine.outcomes.at({a, i}).ids, engine.outcomes.at({a, j}).ids);
   }
+}
+
+// Every width of the batch and every depth of drafts, by the draft block and by look-up: as each says alone.
+TEST(Engine, any_width_and_any_depth_of_drafts_say_the_same) {
+  TinyModel tiny(120, 16), oracle(16, 1);
+  std::vector<Request> requests;
+  std::vector<std::vector<int32_t>> expected;
+  for (uint32_t i = 0; i < 16; ++i) {
+    // Before, at and beyond the 64 tokens that are selected; the second half repeats, for the look-up.
+    auto prompt = ids_of(10 + 7 * i, 300 + i, i % 3 == 0);
+    const std::vector<int32_t> once = prompt;
+    if (i % 2 == 1) prompt.insert(prompt.end(), once.begin(), once.end());
+    requests.push_back(ask_for(std::move(prompt), 14));
+    if (i % 4 == 3) {
+      requests.back().sampling.temperature = 0.8F;
+      requests.back().sampling.seed = i;
+    }
+    expected.push_back(alone(oracle, requests.back()));
+  }
+  std::vector<int32_t> widths = {1, 4, 16};  // on the CPU there is one path: these do
+  if (!on_cpu()) {
+    widths.resize(16);
+    std::iota(widths.begin(), widths.end(), 1);
+  }
+  int64_t accepted = 0;
+  for (const int32_t width : widths)
+    for (const bool lookup : {false, true}) {
+      const int32_t depth = 5 * width % 9;  // 0 … 8 over the widths
+      EngineOptions options;
+      options.max_drafts = depth;
+      options.draft_lookup = lookup;
+      options.fixed_drafts = true;
+      options.prefix_cache = false;
+      TinyEngine engine(tiny, options);
+      std::vector<RequestId> ids;
+      for (int32_t i = 0; i < width; ++i) ids.push_back(engine.submit(requests[static_cast<size_t>(i)]));
+      engine.run();
+      for (size_t i = 0; i < ids.size(); ++i)
+        ASSERT_EQ(engine.outcomes.at({ids[i], 0}).ids, expected[i])
+            << "request " << i << " of " << width << ", " << depth << " drafts"
+            << (lookup ? ", look-up too" : "");
+      for (const int64_t n : engine.core.stats().accepted) accepted += n;
+    }
+  EXPECT_GT(accepted, 0);
 }
 
 TEST(Engine, the_number_of_threads_does_not_matter) {
@@ -221,3 +268,5 @@ TEST(ModelEngine, stopping_ends_what_runs_and_what_waits) {
 
 }  // namespace
 }  // namespace quern
+
+int main(int argc, char** argv) { return quern::run_tests(argc, argv); }

@@ -1,5 +1,5 @@
-// quern-tiny behind an EngineCore that tests step by hand, and the oracle: a request alone, undrafted, with an empty
-// cache, by nothing but Model and sample.
+// quern-tiny on the test's device behind an EngineCore that tests step by hand, and the oracle: a request alone, undrafted,
+// with an empty cache, by nothing but Model and sample.
 #pragma once
 
 #include <fmt/core.h>
@@ -17,6 +17,7 @@
 
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
+#include "device_main.h"
 #include "engine/engine_core.h"
 #include "model/model.h"
 #include "ops/sampling.h"
@@ -48,7 +49,7 @@ struct TinyModel {
 
   TinyModel(int32_t n_pages, int32_t n_slots, int64_t rows = 640, int64_t context = 4096, int threads = 1,
             DType kv = DType::BF16)
-      : pool(threads), stream(pool), checkpoint(Checkpoint::open(kTiny)) {
+      : pool(threads), stream(test_device, pool), checkpoint(Checkpoint::open(kTiny)) {
     ModelOptions options;
     options.kv = kv;
     options.n_pages = n_pages;
@@ -159,10 +160,21 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
     for (const int32_t id : said) ++counts[id];
     std::vector<int32_t> ids, ns, bias_ids;
     std::vector<float> bias;
+    std::vector<OwnedTensor> there;  // what the device reads
+    const auto on_device = [&]<typename T>(const std::vector<T>& values) -> const T* {
+      const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+      if (bytes == 0) return nullptr;
+      const Tensor& to =
+          there.emplace_back(t.stream.device(), DType::U8, std::initializer_list<int64_t>{1, bytes}).tensor;
+      t.stream.upload(to.data, values.data(), bytes);
+      return reinterpret_cast<const T*>(to.data);
+    };
     for (const auto& [id, n] : counts) ids.push_back(id), ns.push_back(n);
     for (const auto& [id, b] : p.logit_bias) bias_ids.push_back(id), bias.push_back(b);
-    row.seen_ids = ids.data(), row.seen_counts = ns.data(), row.n_seen = static_cast<int32_t>(ids.size());
-    row.bias_ids = bias_ids.data(), row.bias = bias.data(), row.n_bias = static_cast<int32_t>(bias.size());
+    row.seen_ids = on_device(ids), row.seen_counts = on_device(ns);
+    row.n_seen = static_cast<int32_t>(ids.size());
+    row.bias_ids = on_device(bias_ids), row.bias = on_device(bias);
+    row.n_bias = static_cast<int32_t>(bias.size());
     // The grammar from its beginning, each time anew. Ids that the thinking budget dictates may not fit; it goes on
     // behind them.
     std::vector<uint32_t> mask;
@@ -189,11 +201,14 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
     if (matcher && !dictated) {
       mask.resize(static_cast<size_t>((model.config().vocab + 31) / 32));
       matcher->fill_mask(mask);
-      row.mask = mask.data();
+      row.mask = on_device(mask);
     }
     int32_t id = -1;
-    const Tensor out(&id, DType::I32, {1, 1});
-    sample(t.stream, out, logits.slice_rows(logits.shape[0] - 1, logits.shape[0]), &row, 1);
+    const SamplingRow* rows = on_device(std::vector<SamplingRow>{row});
+    const OwnedTensor out(t.stream.device(), DType::I32, {1, 1});
+    sample(t.stream, out.tensor, logits.slice_rows(logits.shape[0] - 1, logits.shape[0]), rows, 1);
+    t.stream.download(&id, out.tensor.data, sizeof(id));
+    t.stream.synchronize();
     if (dictated) id = r.thinking_close[spoken - r.thinking_budget];
     said.push_back(id);
     if (std::find(r.stop_ids.begin(), r.stop_ids.end(), id) != r.stop_ids.end() ||

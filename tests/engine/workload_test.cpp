@@ -6,8 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <random>
+#include <string_view>
+#include <utility>
 
 #include "engine/tiny_engine.h"
 
@@ -244,20 +245,20 @@ TEST(Workload, every_reply_is_what_its_request_says_alone) {
 }  // namespace quern
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  const auto number = [&](int& i, const char* flag) -> const char* {
-    const size_t n = std::strlen(flag);
-    if (std::strncmp(argv[i], flag, n) != 0) return nullptr;
-    if (argv[i][n] == '=') return argv[i] + n + 1;
-    return argv[i][n] == '\0' && i + 1 < argc ? argv[++i] : nullptr;
-  };
-  for (int i = 1; i < argc; ++i) {
-    if (const char* seed = number(i, "--seed")) {
-      quern::first_seed = static_cast<uint32_t>(std::atoi(seed));
-      quern::n_seeds = 1;
-    } else if (const char* seeds = number(i, "--seeds")) {
-      quern::n_seeds = static_cast<uint32_t>(std::atoi(seeds));
+  std::string_view open;  // a flag whose number is the next argument
+  return quern::run_tests(argc, argv, [&](std::string_view a) {
+    const auto set = [&](std::string_view flag, std::string_view number) {
+      const auto n = static_cast<uint32_t>(std::atoi(number.data()));
+      if (flag == "--seed") quern::first_seed = n;
+      quern::n_seeds = flag == "--seed" ? 1 : n;
+      return true;
+    };
+    if (!open.empty()) return set(std::exchange(open, {}), a);
+    for (const std::string_view flag : {"--seeds", "--seed"}) {
+      if (a == flag) open = flag;
+      if (a == flag) return true;
+      if (a.starts_with(flag) && a[flag.size()] == '=') return set(flag, a.substr(flag.size() + 1));
     }
-  }
-  return RUN_ALL_TESTS();
+    return false;
+  });
 }
