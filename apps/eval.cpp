@@ -47,6 +47,44 @@ double relative_error(const Rows& got, const Rows& expected) {
   return std::isnan(error) ? INFINITY : error;
 }
 
+// By how much the best logit leads all others.
+float margin(const float* logits, int64_t n, int32_t best) {
+  float second = -HUGE_VALF;
+  for (int64_t i = 0; i < n; ++i)
+    if (i != best) second = std::max(second, logits[i]);
+  return logits[best] - second;
+}
+
+// Index scores of the blocks a row may choose from, recomputed in double precision from what the model scored with.
+std::vector<double> block_scores(Model& model, const Sequence& sequence, int attention, const float* query,
+                                 int64_t n_blocks) {
+  const QsaCache& cache = model.memory().kv.layer(attention);
+  const int64_t d = cache.pooled.cols(), heads = model.config().indexer.n_heads;
+  std::vector<float> keys(n_blocks * d);
+  for (int64_t b = 0; b < n_blocks; b += kPageBlocks) {
+    const int64_t n = std::min<int64_t>(kPageBlocks, n_blocks - b);
+    model.stream().download(keys.data() + b * d,
+                            cache.pooled.item(sequence.pages()[b / kPageBlocks]).data, n * d * 4);
+  }
+  model.stream().synchronize();
+  std::vector<double> scores(n_blocks);
+  for (int64_t b = 0; b < n_blocks; ++b)
+    for (int64_t h = 0; h < heads; ++h) {
+      double dot = 0;
+      for (int64_t i = 0; i < d; ++i) dot += double{query[h * d + i]} * keys[b * d + i];
+      scores[b] += std::max(dot, 0.0) / std::sqrt(static_cast<double>(d));
+    }
+  return scores;
+}
+
+// Blocks that only one side chose, and how far the farthest of them is from the border score, relative to it.
+struct Strays {
+  int64_t n = 0;
+  double farthest = 0;
+};
+
+constexpr double kBorder = 0.02;  // a block within this of the border may go either way
+
 class Evaluation {
  public:
   Evaluation(Model& model, Batch& batch, std::vector<int32_t> end_ids)
@@ -160,8 +198,8 @@ class Writer {
   std::string data_;
 };
 
-int eval_reference(const ModelFlags& flags, const std::string& path, double tolerance, int64_t context,
-                   bool verbose, const std::string& write) {
+int eval_reference(const ModelFlags& flags, const std::string& path, double tolerance, bool only_logits,
+                   int64_t context, bool verbose, const std::string& write) {
   const auto file = Checkpoint::open(path);
   const bool masked = greedy_is_masked(path);
 
@@ -219,7 +257,8 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
       };
       if (expected.contains(name) && !name.starts_with("select")) keep(name, expected[name]->shape[0]);
       if (name == last_layer && expected.contains("mtp.multi_hidden")) keep("mtp.multi_hidden", 4);
-      if (name.starts_with("select") || name.starts_with("ple.")) keep(name, 4);
+      if (name.starts_with("select") || name.starts_with("index") || name.starts_with("ple."))
+        keep(name, 4);
     });
     const TensorView* logits_view = expected.contains("logits") ? expected["logits"] : nullptr;
     const int64_t n_logits = std::min(T, std::max<int64_t>(4, logits_view ? logits_view->shape[0] : 1));
@@ -229,6 +268,8 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
     got["logits"] = logits;
 
     Worst worst;
+    double logits_error = 0;
+    int64_t misjudged = 0;  // choices that rounding does not explain
     std::string notes;
     for (const auto& [name, view] : expected) {
       if (name == "input_ids" || name == "greedy") continue;
@@ -239,19 +280,40 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
         if (view->dtype != DType::U8 || view->shape.size() != 2 || view->shape[1] != T)
           throw Error(fmt::format("{}: expected U8 [n, {}]", file->where(*view), T));
         const int64_t n = std::min(view->shape[0], blocks->second.n);
+        const auto index = got.find("index" + layer);
+        const int attention = static_cast<int>(std::count(model.config().layers.begin(),
+                                                          model.config().layers.begin() + std::stoi(layer),
+                                                          LayerKind::SparseAttention));
         int64_t equal = 0;
+        Strays strays;
         for (int64_t i = 0; i < n; ++i) {
           const int64_t row = blocks->second.n - n + i, position = T - n + i;
-          std::vector<std::byte> sees(T);
+          const int64_t n_blocks = (position + 1) / kBlockTokens;
+          const std::byte* want = view->bytes.data() + (view->shape[0] - n + i) * T;
+          std::vector<bool> chosen(n_blocks);
           const auto* block = reinterpret_cast<const int32_t*>(blocks->second.row(row));
           const int32_t count = *reinterpret_cast<const int32_t*>(counts->second.row(row));
-          for (int32_t j = 0; j < count; ++j)
-            std::fill_n(sees.begin() + int64_t{block[j]} * kBlockTokens, kBlockTokens, std::byte{1});
-          for (int64_t p = (position + 1) / kBlockTokens * kBlockTokens; p <= position; ++p)
-            sees[p] = std::byte{1};
-          equal += std::equal(sees.begin(), sees.end(), view->bytes.begin() + (view->shape[0] - n + i) * T);
+          for (int32_t j = 0; j < count; ++j) chosen.at(block[j]) = true;
+          std::vector<int64_t> differ;
+          for (int64_t b = 0; b < n_blocks; ++b)
+            if (chosen[b] != (want[b * kBlockTokens] != std::byte{0})) differ.push_back(b);
+          equal += differ.empty();
+          if (differ.empty()) continue;
+          const auto scores =
+              block_scores(model, *sequence, attention, index->second.row(index->second.n - n + i), n_blocks);
+          double border = HUGE_VAL;
+          for (int64_t b = 0; b < n_blocks; ++b)
+            if (chosen[b]) border = std::min(border, scores[b]);
+          strays.n += static_cast<int64_t>(differ.size());
+          for (const int64_t b : differ)
+            strays.farthest = std::max(strays.farthest, std::abs(scores[b] - border) / border);
         }
         notes += fmt::format(", {} {}/{}", name, equal, n);
+        if (strays.n > 0) {
+          notes += fmt::format(" ({} blocks differ, at most {:.2g} % from the border)", strays.n,
+                               100 * strays.farthest);
+          misjudged += !(strays.farthest <= kBorder);
+        }
         continue;
       }
       const Rows want = read_floats(*file, *view);
@@ -272,7 +334,8 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
                                 have.cols, view->shape_text()));
       const double error = relative_error(have, want);
       if (verbose) fmt::print("  {}.{} {:.2e}\n", which, name, error);
-      worst.take(error, name);
+      if (name == "logits") logits_error = error;
+      if (!only_logits || name == "logits") worst.take(error, name);
     }
     std::string line = fmt::format("{}: {} ids, worst {:.2e} ({})", which, T, worst.error, worst.where);
     if (logits_view) {
@@ -281,14 +344,24 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
         writer.add(which + ".input_ids", DType::I32, {T}, ids.data());
         writer.add(which + ".logits", DType::F32, {want.n, logits.cols}, logits.row(logits.n - want.n));
       }
-      int64_t same = 0;
+      int64_t same = 0, close = 0;
       double kl = 0;
       for (int64_t i = 0; i < want.n; ++i) {
         const float* row = logits.row(logits.n - want.n + i);
-        same += argmax(row, want.cols) == argmax(want.row(i), want.cols);
+        const int32_t have_id = argmax(row, want.cols), want_id = argmax(want.row(i), want.cols);
+        same += have_id == want_id;
+        if (have_id != want_id) {
+          float error = 0;
+          for (int64_t j = 0; j < want.cols; ++j) error = std::max(error, std::abs(row[j] - want.row(i)[j]));
+          const bool decided = margin(want.row(i), want.cols, want_id) > 5 * error;
+          close += !decided;
+          misjudged += decided;
+        }
         kl += divergence(row, want.row(i), want.cols) / static_cast<double>(want.n);
       }
-      line += fmt::format(", argmax {}/{}, KL {:.1e}", same, want.n, std::max(0.0, kl));
+      line += fmt::format(", logits {:.2e}, argmax {}/{}", logits_error, same, want.n);
+      if (close > 0) line += fmt::format(" ({} too close to call)", close);
+      line += fmt::format(", KL {:.1e}", std::max(0.0, kl));
     }
     line += notes;
     if (expected.contains("greedy")) {
@@ -302,7 +375,7 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
     fmt::print("{}\n", line);
     std::fflush(stdout);
     worst_of_all.take(worst.error, which + "." + worst.where);
-    failures += !(worst.error <= tolerance);
+    failures += !(worst.error <= tolerance) || misjudged > 0;
   }
   for (const std::string& s : skipped) fmt::print("{}: skipped, images are not supported yet\n", s);
   fmt::print("{} cases, {} beyond the tolerance of {:.0e}; worst {:.2e} ({})\n", cases.size(), failures,
@@ -321,7 +394,7 @@ int eval_main(int argc, char** argv) {
   std::string reference, write;
   TextEvaluation text;
   double tolerance = 1e-5;
-  bool verbose = false;
+  bool verbose = false, only_logits = false;
   auto* what = app.add_option_group("what", "what to compare with");
   auto* from = what->add_option("--reference", reference, "a file of the reference's outputs")
                    ->check(CLI::ExistingFile);
@@ -336,6 +409,9 @@ int eval_main(int argc, char** argv) {
       ->excludes(from);
   what->require_option(1, 2);
   app.add_option("--tolerance", tolerance, "largest relative error of --reference")->capture_default_str();
+  app.add_flag("--logits", only_logits,
+               "judge the logits alone: where 16-bit rounding moves a choice, module outputs part")
+      ->needs(from);
   app.add_option("--ctx", text.context, "longest sequence; 0: as the input needs")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
@@ -344,7 +420,8 @@ int eval_main(int argc, char** argv) {
   app.add_flag("--each", verbose, "print every compared tensor")->needs(from);
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
-  if (!reference.empty()) return eval_reference(flags, reference, tolerance, text.context, verbose, write);
+  if (!reference.empty())
+    return eval_reference(flags, reference, tolerance, only_logits, text.context, verbose, write);
   return eval_text(flags, text);
 }
 

@@ -23,6 +23,7 @@ void Model::attention_layer(const AttentionLayer& w, const QsaCache& cache, Tens
   qsa_select(s, a.selection, a.qi, qsa_shape_, cache, batch);  // [T, budget_blocks]
   tap("select", layer, a.selection.blocks);
   tap("select.counts", layer, a.selection.counts);
+  tap("index", layer, a.qi);
   qsa_attend(s, a.attn, a.q_gate, a.selection, qsa_shape_, cache, batch);  // [T, n_heads·d_head]
   tap_linear("attn", layer, a.attn, w.out, n_decode);
   linear_inject(s, x, a.inj, a.attn, w.out, n_decode);  // [T, S·H]
