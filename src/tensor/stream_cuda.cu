@@ -1,10 +1,41 @@
+#include <string>
+
 #include "tensor/cuda_check.cuh"
 #include "tensor/stream.h"
 
 namespace quern::cuda {
+namespace {
+
+__global__ void probe_kernel() {}
+
+// Kernels use clusters and dependent launches, which begin with compute capability 9.0.
+constexpr int kLeastMajor = 9;
+
+void check_device(Device device) {
+  const std::string where = "cuda:" + std::to_string(device.index);
+  int n = 0;
+  const cudaError_t status = cudaGetDeviceCount(&n);
+  if (status != cudaSuccess) throw Error(where + ": no CUDA device: " + cudaGetErrorString(status));
+  if (device.index >= n)
+    throw Error(where + ": there is no such device, this machine has " + std::to_string(n));
+  cudaDeviceProp properties{};
+  QUERN_CUDA_CHECK(cudaGetDeviceProperties(&properties, device.index));
+  const std::string found = where + " (" + properties.name + ", compute capability " +
+                            std::to_string(properties.major) + "." + std::to_string(properties.minor) + ")";
+  if (properties.major < kLeastMajor)
+    throw Error(found + ": expected compute capability " + std::to_string(kLeastMajor) + ".0 or later");
+  QUERN_CUDA_CHECK(cudaSetDevice(device.index));
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, probe_kernel) != cudaSuccess) {
+    cudaGetLastError();
+    throw Error(found + ": this build has kernels for " QUERN_CUDA_ARCHITECTURES " only");
+  }
+}
+
+}  // namespace
 
 void* create_stream(Device device) {
-  QUERN_CUDA_CHECK(cudaSetDevice(device.index));
+  check_device(device);
   cudaStream_t s = nullptr;
   QUERN_CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
   return s;
