@@ -1,52 +1,74 @@
-// linear for prompt rows: 128 × 128 tiles, K in ascending order.
+// linear for prompt rows: tiles of 256 or 128 rows by 128 columns, K in ascending order.
 #include "ops/cuda/tile_product.cuh"
 
 namespace quern::cuda {
 namespace {
-
-constexpr int kRows = 128;
 
 struct PrefillArgs {
   ProductView product;
   PrefillRows x;
   Epilogue epilogue = Epilogue::Store;
   Injection injection;
+  bool paired = false;  // two neighbouring columns of y lie on 8 bytes
 };
 
-template <typename F>
+template <typename F, int kRows>
 __global__ __launch_bounds__(kTileThreads,
-                             2) void linear_prefill_kernel(const __grid_constant__ PrefillArgs a) {
+                             1) void linear_prefill_kernel(const __grid_constant__ PrefillArgs a) {
   extern __shared__ __align__(1024) uint8_t shared[];
   pdl_launch();
   pdl_wait();
   const int m0 = static_cast<int>(blockIdx.x) * kRows, n0 = static_cast<int>(blockIdx.y) * kTileCols;
-  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
-      acc, shared, a.x.k, a.product.w.k,
-      [&](int r) { return m0 + r < a.x.n_rows ? a.x.a + (m0 + r) * a.x.stride : nullptr; },
+      shared, min(kRows, a.x.n_rows - m0), a.x.k, a.product.w.k,
+      [&](int r) { return a.x.a + (m0 + r) * a.x.stride; },
       [&](int r, int& row) {
         row = n0 + r;
         return a.product.w;
-      });
-  for_tile<kRows>(acc, [&](int r, int c, float v0, float v1) {
-    const int64_t t = m0 + r;
-    if (t >= a.x.n_rows) return;
+      },
+      [&](const TileSums<kRows>& acc) {
+        const int n_end = a.product.w.n;
+        for_tile_rows<kRows>([&](int r, int b, int half) {
+          const int64_t t = m0 + r;
+          if (t >= a.x.n_rows) return;
+          float* y = a.product.y + t * a.product.y_stride;
+          if (a.epilogue == Epilogue::Store) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int n = n0 + c + i;
-      if (n >= a.product.w.n) continue;
-      const float v = (i ? v1 : v0) * (a.product.w.row_factor(n) * F::kRest);
-      float* y = a.product.y + t * a.product.y_stride + n;
-      if (a.epilogue == Epilogue::Store) {
-        *y = v;
-      } else {
-        for (int s = 0; s < a.injection.streams; ++s) {
-          float* x = y + int64_t{s} * a.product.w.n;
-          *x = fmaf(a.injection.inj[t * a.injection.stride + s], v, *x);
-        }
-      }
-    }
-  });
+            for (int j = 0; j < 16; ++j) {
+              const int n = n0 + tile_column(j);
+              store_pair(y, n, n_end, a.paired, acc[b][j][2 * half] * column_factor<F>(a.product.w, n),
+                         acc[b][j][2 * half + 1] * column_factor<F>(a.product.w, n + 1));
+            }
+            return;
+          }
+          // x_s += inj_s · v: several columns' x are fetched before any is stored.
+          const float* inj = a.injection.inj + t * a.injection.stride;
+          for (int s = 0; s < a.injection.streams; ++s) {
+            const float share = inj[s];
+            float* x = y + int64_t{s} * n_end;
+#pragma unroll
+            for (int j0 = 0; j0 < 16; j0 += 8) {
+              float2 old[8];
+#pragma unroll
+              for (int j = 0; j < 8; ++j) {
+                const int n = n0 + tile_column(j0 + j);
+                if (a.paired && n + 1 < n_end) {
+                  old[j] = *reinterpret_cast<const float2*>(x + n);
+                } else {
+                  old[j] = make_float2(n < n_end ? x[n] : 0.0f, n + 1 < n_end ? x[n + 1] : 0.0f);
+                }
+              }
+#pragma unroll
+              for (int j = 0; j < 8; ++j) {
+                const int n = n0 + tile_column(j0 + j);
+                const float v0 = acc[b][j0 + j][2 * half] * column_factor<F>(a.product.w, n);
+                const float v1 = acc[b][j0 + j][2 * half + 1] * column_factor<F>(a.product.w, n + 1);
+                store_pair(x, n, n_end, a.paired, fmaf(share, v0, old[j].x), fmaf(share, v1, old[j].y));
+              }
+            }
+          }
+        });
+      });
 }
 
 // One block a row: f32 to BF16, the tail of the last step zeroed.
@@ -75,10 +97,20 @@ PrefillRows prefill_rows(Stream& s, const RowsF32& x, bool split) {
 
 void linear_prefill(Stream& s, const ProductView& product, const PrefillRows& x, Epilogue epilogue,
                     const Injection& injection) {
+  const bool paired = product.y_stride % 2 == 0 && reinterpret_cast<uintptr_t>(product.y) % 8 == 0 &&
+                      (epilogue == Epilogue::Store || product.w.n % 2 == 0);
+  const PrefillArgs args{product, x, epilogue, injection, paired};
   with_format_host(product.w.kind, [&](auto format) {
-    launch(s, linear_prefill_kernel<decltype(format)>,
-           dim3(blocks(x.n_rows, kRows), blocks(product.w.n, kTileCols)), kTileThreads, kTileShared<kRows>, 1,
-           PrefillArgs{product, x, epilogue, injection});
+    using F = decltype(format);
+    const auto tiles = [&]<int kRows>(void (*kernel)(PrefillArgs)) {
+      launch(s, kernel, dim3(blocks(x.n_rows, kRows), blocks(product.w.n, kTileCols)), kTileThreads,
+             kTileShared<kRows>, 1, args);
+    };
+    if (takes_large_tiles(x.n_rows, product.w.n)) {
+      tiles.template operator()<256>(linear_prefill_kernel<F, 256>);
+    } else {
+      tiles.template operator()<128>(linear_prefill_kernel<F, 128>);
+    }
   });
 }
 

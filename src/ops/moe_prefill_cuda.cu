@@ -1,4 +1,4 @@
-// moe for prompt rows: entries sorted by expert, tiles of 64 entries, no atomics on floats.
+// moe for prompt rows: entries sorted by expert, tiles of up to 256 entries, no atomics on floats.
 //
 // Counting sort: counts by integer atomics, offsets and the tile table by one block, then a warp an expert
 // writes its entries in ascending order. gate and up share a tile (of 32 columns 16 are gate's and the same
@@ -9,7 +9,7 @@
 namespace quern::cuda {
 namespace {
 
-constexpr int kRows = 64, kCombineThreads = 256, kScanThreads = 1024;
+constexpr int kRows = 256, kCombineThreads = 256, kScanThreads = 1024;
 
 __global__ void count_kernel(const int32_t* ids, int64_t n, int32_t* counts) {
   pdl_launch();
@@ -95,7 +95,7 @@ __device__ __forceinline__ Tile tile_of(const TileArgs& a) {
 // act[place, :] in BF16, zeros up to its stride.
 template <typename F>
 __global__ __launch_bounds__(kTileThreads,
-                             2) void moe_gate_up_tile_kernel(const __grid_constant__ WeightView gate_all,
+                             1) void moe_gate_up_tile_kernel(const __grid_constant__ WeightView gate_all,
                                                              const __grid_constant__ WeightView up_all,
                                                              PrefillRows h, TileArgs tiles, int top_k,
                                                              uint16_t* act, int stride) {
@@ -107,44 +107,51 @@ __global__ __launch_bounds__(kTileThreads,
   const WeightView gate = tiles.tiles ? gate_all.expert(tile.expert) : gate_all;
   const WeightView up = tiles.tiles ? up_all.expert(tile.expert) : up_all;
   const int n0 = static_cast<int>(blockIdx.x) * (kTileCols / 2);
-  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
-      acc, shared, h.k, gate.k,
-      [&](int r) -> const uint16_t* {
+      shared, tile.end - tile.begin, h.k, gate.k,
+      [&](int r) {
         const int at = tile.begin + r;
-        if (at >= tile.end) return nullptr;
         const int64_t row = tiles.tiles ? tiles.order[at] / top_k : at;
         return h.a + row * h.stride;
       },
       [&](int c, int& row) {
         row = n0 + c / 32 * 16 + c % 16;
         return c % 32 < 16 ? gate : up;
+      },
+      [&](const TileSums<kRows>& acc) {
+        for_tile_rows<kRows>([&](int r, int b, int half) {
+          const int at = tile.begin + r;
+          const bool inside = at < tile.end;
+#pragma unroll
+          for (int j = 0; j < 16; j += 4) {  // columns j and j + 1 are gate's, j + 2 and j + 3 up's
+            uint32_t pair[2];
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+              const int n = n0 + j * 4 + 8 * q + 2 * (threadIdx.x % 4);
+              float v[2];
+#pragma unroll
+              for (int e = 0; e < 2; ++e) {
+                const float g = acc[b][j + q][2 * half + e] * column_factor<F>(gate, n + e);
+                const float u = acc[b][j + q + 2][2 * half + e] * column_factor<F>(up, n + e);
+                v[e] = n + e < gate.n ? scalar::silu(g) * u : 0.0f;
+              }
+              pair[q] = pack_bf16(v[0], v[1]);
+            }
+            // Even lanes write four columns of the first eight, odd lanes of the second: four lanes fill 32 bytes.
+            const bool odd = threadIdx.x % 2;
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 1);
+            const uint2 four = odd ? make_uint2(other, pair[1]) : make_uint2(pair[0], other);
+            const int n = n0 + j * 4 + (odd ? 8 : 0) + 4 * (threadIdx.x % 4 / 2);
+            if (inside && n < stride) *reinterpret_cast<uint2*>(act + int64_t{at} * stride + n) = four;
+          }
+        });
       });
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int at = tile.begin + tile_row<kRows>(half);
-    if (at >= tile.end) continue;
-#pragma unroll
-    for (int j = 0; j < kTileN<kRows>; ++j) {
-      if (j % 4 >= 2) continue;  // up's columns
-      const int c = tile_column<kRows>(j), n = n0 + c / 32 * 16 + c % 16;
-      if (n >= stride) continue;
-      float v[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float g = acc[j][2 * half + e] * (gate.row_factor(n + e) * F::kRest);
-        const float u = acc[j + 2][2 * half + e] * (up.row_factor(n + e) * F::kRest);
-        v[e] = n + e < gate.n ? scalar::silu(g) * u : 0.0f;
-      }
-      *reinterpret_cast<uint32_t*>(act + int64_t{at} * stride + n) = pack_bf16(v[0], v[1]);
-    }
-  }
 }
 
 // y_e[entry, :] = down_e · act[place, :]
 template <typename F>
 __global__ __launch_bounds__(kTileThreads,
-                             2) void moe_down_tile_kernel(const __grid_constant__ WeightView down_all,
+                             1) void moe_down_tile_kernel(const __grid_constant__ WeightView down_all,
                                                           TileArgs tiles, const uint16_t* act, int stride,
                                                           float* y) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -154,21 +161,26 @@ __global__ __launch_bounds__(kTileThreads,
   if (tile.expert < 0) return;
   const WeightView down = down_all.expert(tile.expert);
   const int n0 = static_cast<int>(blockIdx.x) * kTileCols;
-  float acc[kTileN<kRows>][4] = {};
   tile_product<F, kRows>(
-      acc, shared, stride, stride,
-      [&](int r) { return tile.begin + r < tile.end ? act + int64_t{tile.begin + r} * stride : nullptr; },
+      shared, tile.end - tile.begin, stride, stride,
+      [&](int r) { return act + int64_t{tile.begin + r} * stride; },
       [&](int c, int& row) {
         row = n0 + c;
         return down;
+      },
+      [&](const TileSums<kRows>& acc) {
+        for_tile_rows<kRows>([&](int r, int b, int half) {
+          const int at = tile.begin + r;
+          if (at >= tile.end) return;
+          float* to = y + int64_t{tiles.order[at]} * down.n;
+#pragma unroll
+          for (int j = 0; j < 16; ++j) {
+            const int n = n0 + tile_column(j);
+            store_pair(to, n, down.n, down.n % 2 == 0, acc[b][j][2 * half] * column_factor<F>(down, n),
+                       acc[b][j][2 * half + 1] * column_factor<F>(down, n + 1));
+          }
+        });
       });
-  for_tile<kRows>(acc, [&](int r, int c, float v0, float v1) {
-    const int at = tile.begin + r, n = n0 + c;
-    if (at >= tile.end) return;
-    float* to = y + int64_t{tiles.order[at]} * down.n + n;
-    if (n < down.n) to[0] = v0 * (down.row_factor(n) * F::kRest);
-    if (n + 1 < down.n) to[1] = v1 * (down.row_factor(n + 1) * F::kRest);
-  });
 }
 
 // One block a row.
@@ -184,13 +196,49 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const __grid_c
                            ? shared_weight[t]
                            : scalar::sigmoid(row_dot<kCombineThreads>(
                                  m.shared_expert_gate, m.h.row(static_cast<int>(t)), m.h.wide, reduced));
+  const float* inj = m.injection.inj + t * m.injection.stride;
+  constexpr int kStreams = 4;
+  const auto aligned = [](const float* p, int64_t stride) {
+    return stride % 4 == 0 && reinterpret_cast<uintptr_t>(p) % 16 == 0;
+  };
+  if (h % 4 == 0 && m.injection.streams <= kStreams && aligned(m.x, m.x_stride) && aligned(m.y, m.y_stride)) {
+    for (int n = 4 * threadIdx.x; n < h; n += 4 * kCombineThreads) {
+      float4 x[kStreams];  // read before anything is written
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s)
+        if (s < m.injection.streams)
+          x[s] = *reinterpret_cast<const float4*>(m.x + t * m.x_stride + int64_t{s} * h + n);
+      const float4 shared_y = __ldg(reinterpret_cast<const float4*>(y_s + t * h + n));
+      float v[4];
+#pragma unroll 5
+      for (int j = 0; j < m.top_k; ++j) {
+        const float p = __ldg(m.p + t * m.top_k + j);
+        const float4 y = __ldg(reinterpret_cast<const float4*>(y_e + (t * m.top_k + j) * h + n));
+        const float part[4] = {p * y.x, p * y.y, p * y.z, p * y.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = j == 0 ? part[i] : v[i] + part[i];
+      }
+      const float last[4] = {shared_y.x, shared_y.y, shared_y.z, shared_y.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] += weight * last[i];
+      if (m.y) *reinterpret_cast<float4*>(m.y + t * m.y_stride + n) = make_float4(v[0], v[1], v[2], v[3]);
+#pragma unroll
+      for (int s = 0; s < kStreams; ++s) {
+        if (s >= m.injection.streams) break;
+        *reinterpret_cast<float4*>(m.x + t * m.x_stride + int64_t{s} * h + n) =
+            make_float4(fmaf(inj[s], v[0], x[s].x), fmaf(inj[s], v[1], x[s].y), fmaf(inj[s], v[2], x[s].z),
+                        fmaf(inj[s], v[3], x[s].w));
+      }
+    }
+    return;
+  }
   for (int n = threadIdx.x; n < h; n += kCombineThreads) {
     const float v = combine(m.p + t * m.top_k, m.top_k, weight, y_s[t * h + n],
                             [&](int j) { return y_e[(t * m.top_k + j) * h + n]; });
     if (m.y) m.y[t * m.y_stride + n] = v;
     for (int s = 0; s < m.injection.streams; ++s) {
       float* x = m.x + t * m.x_stride + int64_t{s} * h + n;
-      *x = fmaf(m.injection.inj[t * m.injection.stride + s], v, *x);
+      *x = fmaf(inj[s], v, *x);
     }
   }
 }

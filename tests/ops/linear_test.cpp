@@ -127,6 +127,24 @@ TEST_P(LinearTest, a_row_does_not_depend_on_its_neighbours) {
   }
 }
 
+// Prompts of every length: on CUDA the long one goes in larger tiles.
+TEST_P(LinearTest, a_prompt_row_does_not_depend_on_the_length_of_the_prompt) {
+  Machine m(GetParam());
+  Random random(8);
+  for (const DType dtype : {DType::BF16, DType::F8E4M3, DType::F4E2M1}) {
+    const int64_t n = 1600, k = 192, rows = 3000;
+    const TestWeight w = random_weight(m, random, dtype, n, k);
+    const auto x = random.normals(rows * k);
+    const auto whole = product(m, w, x, rows, 0);
+    for (const auto& [first, size] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {2900, 100}, {700, 520}})
+      ASSERT_EQ(difference(product(m, w, {x.begin() + first * k, x.begin() + (first + size) * k}, size, 0),
+                           {whole.begin() + first * n, whole.begin() + (first + size) * n}),
+                "")
+          << name(dtype) << ", " << size << " rows from " << first;
+  }
+}
+
 TEST_P(LinearTest, the_number_of_threads_changes_nothing) {
   if (!on_cpu()) GTEST_SKIP() << "threads are the CPU's";
   for (const DType dtype : {DType::BF16, DType::Q4_K}) {

@@ -28,15 +28,29 @@ ExpertWeights experts(Machine& m, Random& random, DType dtype, int64_t E, int64_
   w.n_experts = E;
   w.n = n;
   w.k = k;
-  for (int64_t e = 0; e < E; ++e) out.push_back(random_weight(m, random, dtype, n, k));
+  for (int64_t e = 0; e < E; ++e) {
+    TestWeight& t = out.emplace_back(random_weight(m, random, dtype, n, k));
+    if (dtype != DType::F4E2M1) continue;
+    t.w.global_scale *= static_cast<float>(1 << e % 3);  // each expert has its own
+    for (double& v : t.values) v *= 1 << e % 3;
+  }
   if (m.is_cpu()) {
     for (const TestWeight& t : out) w.items.push_back(t.w);
     return w;
   }
-  const int64_t bytes = n * row_bytes(dtype, k);
-  w.packed.data = m.zeros(dtype, {E, n, k});
-  for (int64_t e = 0; e < E; ++e)
-    m.s.copy(w.packed.data.data + e * bytes, out[static_cast<size_t>(e)].w.data.data, bytes);
+  const auto pack = [&](const auto& part) {
+    const Tensor first = part(out[0].w), all = m.zeros(first.dtype, {E, first.shape[0], first.shape[1]});
+    for (int64_t e = 0; e < E; ++e)
+      m.s.copy(all.data + e * first.bytes(), part(out[static_cast<size_t>(e)].w).data, first.bytes());
+    return all;
+  };
+  w.packed.data = pack([](const Weight& x) { return x.data; });
+  if (out[0].w.scale) w.packed.scale = pack([](const Weight& x) { return x.scale; });
+  if (dtype == DType::F4E2M1) {
+    std::vector<float> scales;
+    for (const TestWeight& t : out) scales.push_back(t.w.global_scale);
+    w.global_scales = m.f32({E}, scales);
+  }
   return w;
 }
 
@@ -180,6 +194,22 @@ TEST_P(MoeTest, quantised_experts_match_a_reference_that_rounds_as_they_do) {
     }
 }
 
+// Every format experts come in, with scales of their own; prompts long enough that an expert has more rows than a tile.
+TEST_P(MoeTest, matches_double_precision_in_quantised_experts) {
+  Machine m(GetParam());
+  Random random(7);
+  for (const DType dtype : {DType::BF16, DType::F8E4M3, DType::F4E2M1, DType::Q4_K})
+    for (const int64_t rows : {9, 700}) {
+      if (on_cpu() && (dtype == DType::F4E2M1 || dtype == DType::Q4_K)) continue;  // rounds rows to 8 bits
+      const Case c = make(m, random, 256, 256, 4, 2, dtype);
+      const auto h = random.normals(rows * 256), x = random.normals(rows * 512),
+                 inj = random.normals(rows * 2);
+      SCOPED_TRACE(name(dtype));
+      for (const int64_t n_decode : {int64_t{0}, int64_t{7}, int64_t{9}})
+        expect_matches(c, run(m, c, h, x, inj, n_decode), h, x, inj, tolerance());
+    }
+}
+
 TEST_P(MoeTest, equal_probabilities_go_to_the_lower_id) {
   Machine m(GetParam());
   Random random(2);
@@ -217,6 +247,22 @@ TEST_P(MoeTest, a_row_does_not_depend_on_its_neighbours) {
             << name(dtype) << (decode ? " decode" : " prefill") << " row " << t;
       }
     }
+  }
+}
+
+TEST_P(MoeTest, a_prompt_row_does_not_depend_on_the_length_of_the_prompt) {
+  Machine m(GetParam());
+  Random random(6);
+  const Case c = make(m, random, 256, 96, 4, 2, DType::F4E2M1);
+  const int64_t rows = 1100;  // some 550 of an expert
+  const auto h = random.normals(rows * 256), x = random.normals(rows * 1024), inj = random.normals(rows * 4);
+  const Result whole = run(m, c, h, x, inj, 0);
+  for (const auto& [first, n] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {100, 64}, {513, 300}}) {
+    const Result part = run(m, c, {h.begin() + first * 256, h.begin() + (first + n) * 256},
+                            {x.begin() + first * 1024, x.begin() + (first + n) * 1024},
+                            {inj.begin() + first * 4, inj.begin() + (first + n) * 4}, 0);
+    ASSERT_EQ(difference(part.x, {whole.x.begin() + first * 1024, whole.x.begin() + (first + n) * 1024}), "")
+        << n << " rows from " << first;
   }
 }
 
