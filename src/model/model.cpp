@@ -38,7 +38,7 @@ int64_t scratch_bytes(const Config& c, const BatchCapacity& b) {
       rows * c.top_k * (4 * int64_t{c.d_model} + 4 * (int64_t{c.d_expert} + 64)) +
       rows * (8 * int64_t{c.d_model} + 4 * (int64_t{c.d_shared} + 64) + 4 * int64_t{c.n_experts});
   const int64_t delta = rows * 4 * (int64_t{c.delta.qkv_width()} + 2 * c.delta.n_value_heads) +
-                        chunks * c.delta.n_value_heads * 4 * (2 * 64 * 128 + 64 * 64);
+                        chunks * c.delta.n_value_heads * 4 * (2 * 64 * 128 + 64 * 64 + 128 * 128 + 64);
   const int64_t mixer = rows * (2 * int64_t{c.wide()} + 8 * int64_t{c.hc_rank}),
                 ple = rows * 8 * int64_t{c.wide()};
   const int64_t products = rows * 4 * std::max({c.wide(), c.delta.value_width(), c.n_heads * c.d_head});

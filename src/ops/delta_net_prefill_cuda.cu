@@ -2,8 +2,10 @@
 // gated delta rule; Yang, Kautz, Hatamizadeh 2024, §3). With G_i = g_1 + … + g_i within a chunk and
 //   A_ij = beta_i exp(G_i - G_j) k_i·k_j   (j < i)       P_ij = exp(G_i - G_j) q_i·k_j   (j ≤ i)
 //   U = (I + A)^-1 (beta V)          W = (I + A)^-1 (beta exp(G) K)
-// everything but M is known before the sequence is walked; then, chunk after chunk,
-//   V' = U - W M        O = exp(G) Q M + P V'        M = exp(G_C) M + (exp(G_C - G) K)ᵀ V'
+// everything but M is known before the sequence is walked. The walk does what must be done in order, chunk after chunk,
+//   V' = U - W M                     M = exp(G_C) M + (exp(G_C - G) K)ᵀ V'
+// and leaves V' and the M each chunk began with; then for all chunks at once
+//   O = exp(G) Q M + P V'            y = norm ⊙ O / rms(O) ⊙ gate(z)
 // Rows missing from a chunk are zeros (k = q = v = 0, beta = 0, g = 0), so a row does not depend on what
 // follows it. The inverse is a substitution, a column a thread; the products are TF32 split in two, so all of it
 // has float32's accuracy.
@@ -24,14 +26,16 @@ struct ChunkList {
   int32_t max_chunks;
 };
 
-// Scratch of one step: rows of q | k | v normalised, log decays and betas by row; U, W, P by (chunk, head).
+// Scratch of one step: rows of q | k | v normalised, log decays and betas by row; the rest by (chunk, head).
 struct Work {
   float* c;
-  float* g;     // [T, n_v]
-  float* beta;  // [T, n_v]
-  float* u;     // [chunks, n_v, 64, 128]
+  float* g;      // [T, n_v]
+  float* beta;   // [T, n_v]
+  float* big_g;  // [chunks, n_v, 64]
+  float* u;      // [chunks, n_v, 64, 128], then V'
   float* w;
   float* p;  // [chunks, n_v, 64, 64]
+  float* m;  // [chunks, n_v, 128, 128]: M before the chunk
   ChunkList list;
   int32_t first_row;  // of the prompt rows: row t lies at t - first_row
 };
@@ -66,21 +70,55 @@ __global__ void chunk_list_kernel(const __grid_constant__ DeltaView d, ChunkList
   }
 }
 
-// One block a row, a warp a head: convolution, silu, l2 norms, gates.
+constexpr int kConvRows = 16;
+
+// Block (rows, heads): a warp walks kConvRows rows of one head, four channels a lane, with the three rows before in
+// registers: convolution, silu, l2 norms. The last block of a row group does its decays and betas.
 __global__ __launch_bounds__(kThreads) void delta_conv_kernel(const __grid_constant__ DeltaView d,
                                                               Work work) {
   pdl_launch();
   pdl_wait();
-  const int t = work.first_row + static_cast<int>(blockIdx.x), warp = threadIdx.x / 32,
-            lane = threadIdx.x % 32;
-  const Segment segment = d.batch.segments[d.batch.segment_of[t]];
-  float* row = work.c + blockIdx.x * d.channels();
-  if (segment.role != Role::Prefill) return;
-  for (int h = warp; h < 2 * d.n_k + d.n_v; h += kThreads / 32) {
+  const int lane = threadIdx.x % 32;
+  const int first = work.first_row + static_cast<int>(blockIdx.x) * kConvRows,
+            end = min(first + kConvRows, static_cast<int>(d.batch.n_rows));
+  if (blockIdx.y + 1 == gridDim.y) {
+    for (int i = threadIdx.x; i < (end - first) * d.n_v; i += kThreads) {
+      const int t = first + i / d.n_v, h = i % d.n_v;
+      if (d.batch.segments[d.batch.segment_of[t]].role != Role::Prefill) continue;
+      work.g[int64_t{t - work.first_row} * d.n_v + h] = d.decay_of(t, h);
+      work.beta[int64_t{t - work.first_row} * d.n_v + h] = d.beta_of(t, h);
+    }
+    return;
+  }
+  const int h = static_cast<int>(blockIdx.y) * (kThreads / 32) + static_cast<int>(threadIdx.x) / 32;
+  if (h >= 2 * d.n_k + d.n_v) return;
+  const int channel = h * kHeadDim + 4 * lane;
+  float4 taps[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) taps[i] = *reinterpret_cast<const float4*>(d.conv + (int64_t{channel} + i) * 4);
+  float4 x[4];  // rows t - 3 … t
+  int current = -1;
+  Segment segment;
+  for (int t = first; t < end; ++t) {
+    const int of = d.batch.segment_of[t];
+    if (of != current) {
+      current = of;
+      segment = d.batch.segments[of];
+#pragma unroll
+      for (int back = 3; back > 0; --back) x[4 - back] = d.input(segment, t - back, channel);
+    }
+    if (segment.role != Role::Prefill) continue;
+    x[0] = x[1], x[1] = x[2], x[2] = x[3];
+    x[3] = d.input(segment, t, channel);
     float v[4], squares = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      v[i] = d.convolved(segment, t, h * kHeadDim + lane + 32 * i);
+      const auto part = [&](const float4& f) { return i == 0 ? f.x : i == 1 ? f.y : i == 2 ? f.z : f.w; };
+      float sum = taps[i].x * part(x[0]);
+      sum = fmaf(taps[i].y, part(x[1]), sum);
+      sum = fmaf(taps[i].z, part(x[2]), sum);
+      sum = fmaf(taps[i].w, part(x[3]), sum);
+      v[i] = scalar::silu(sum);
       squares = fmaf(v[i], v[i], squares);
     }
     float scale = 1;
@@ -88,12 +126,8 @@ __global__ __launch_bounds__(kThreads) void delta_conv_kernel(const __grid_const
       scale = rsqrtf(warp_sum(squares) + 1e-6f);
       if (h < d.n_k) scale /= sqrtf(static_cast<float>(kHeadDim));
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) row[h * kHeadDim + lane + 32 * i] = v[i] * scale;
-  }
-  for (int h = threadIdx.x; h < d.n_v; h += kThreads) {
-    work.g[int64_t{blockIdx.x} * d.n_v + h] = d.decay_of(t, h);
-    work.beta[int64_t{blockIdx.x} * d.n_v + h] = d.beta_of(t, h);
+    *reinterpret_cast<float4*>(work.c + (t - work.first_row) * d.channels() + channel) =
+        make_float4(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
   }
 }
 
@@ -112,33 +146,39 @@ __global__ __launch_bounds__(kStateThreads) void delta_replay_kernel(const __gri
   store_state<kHeadDim>(m, M, 0);
 }
 
-constexpr int kLd = 132;   // rows of 128 floats whose A-tile reads meet no bank twice
-constexpr int kLdT = 136;  // rows read down a column
-constexpr int kLdM = 72, kLdP = 68;
+// Rows of tiles in shared memory, in floats: read across for A (kLd, kLdP) or down a column (kLdT, kLdM) no bank is met
+// twice.
+constexpr int kLd = 132, kLdT = 136, kLdM = 72, kLdP = 68;
 
-// acc += A B for one m16 tile and kN n8 tiles: A(m, k) = a[m·am + k·ak], B(k, n) = b[k·bk + n·bn]. kSplit adds
-// the products of the parts TF32 drops, for float32's accuracy.
-template <int kN, bool kSplit>
+// What TF32 keeps of a float, by cutting; the rest of it is exact in a float. (Rounding would take a conversion for each,
+// at a sixteenth of the rate of these two.)
+__device__ __forceinline__ void split(float f, uint32_t& high, uint32_t& low) {
+  high = __float_as_uint(f) & 0xffffe000u;
+  low = __float_as_uint(f - __uint_as_float(high));
+}
+
+// acc += A B for one m16 tile and kN n8 tiles: A(m, k) = a[m·am + k·ak], B(k, n) = b[k·bk + n·bn].
+// The products of what
+// TF32 drops are added, for float32's accuracy.
+template <int kN>
 __device__ __forceinline__ void mma_block(float (&acc)[kN][4], const float* a, int am, int ak, const float* b,
                                           int bk, int bn, int depth) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const float *a0 = a + g * am + t * ak, *a1 = a0 + 8 * am, *b0 = b + t * bk + g * bn;
+#pragma unroll 4
   for (int k = 0; k < depth; k += 8) {
-    float af[4] = {a[g * am + (k + t) * ak], a[(g + 8) * am + (k + t) * ak], a[g * am + (k + t + 4) * ak],
-                   a[(g + 8) * am + (k + t + 4) * ak]};
     uint32_t ah[4], al[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      ah[i] = to_tf32(af[i]);
-      if constexpr (kSplit) al[i] = to_tf32(af[i] - __uint_as_float(ah[i]));
-    }
+    split(a0[k * ak], ah[0], al[0]);
+    split(a1[k * ak], ah[1], al[1]);
+    split(a0[(k + 4) * ak], ah[2], al[2]);
+    split(a1[(k + 4) * ak], ah[3], al[3]);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
-      const float b0 = b[(k + t) * bk + (8 * j + g) * bn], b1 = b[(k + t + 4) * bk + (8 * j + g) * bn];
-      const uint32_t h0 = to_tf32(b0), h1 = to_tf32(b1);
-      if constexpr (kSplit) {
-        mma_tf32(acc[j], al, h0, h1);
-        mma_tf32(acc[j], ah, to_tf32(b0 - __uint_as_float(h0)), to_tf32(b1 - __uint_as_float(h1)));
-      }
+      uint32_t h0, h1, l0, l1;
+      split(b0[k * bk + 8 * j * bn], h0, l0);
+      split(b0[(k + 4) * bk + 8 * j * bn], h1, l1);
+      mma_tf32(acc[j], al, h0, h1);
+      mma_tf32(acc[j], ah, l0, l1);
       mma_tf32(acc[j], ah, h0, h1);
     }
   }
@@ -163,34 +203,47 @@ __global__ __launch_bounds__(kThreads) void delta_chunk_kernel(const __grid_cons
   const int head = static_cast<int>(blockIdx.x), key_head = d.key_head(head), tid = threadIdx.x;
   const int64_t row0 = chunk.row - work.first_row;
   const float* c = work.c + row0 * d.channels();
-  for (int i = tid; i < kChunk * kHeadDim; i += kThreads) {
-    const int r = i / kHeadDim, at = i % kHeadDim;
+  for (int i = tid; i < kChunk * kHeadDim / 4; i += kThreads) {
+    const int r = i / (kHeadDim / 4), f = i % (kHeadDim / 4) * 4;
+    const float* row = c + r * d.channels() + f;
     const bool in = r < chunk.n_rows;
-    q[r * kLd + at] = in ? c[r * d.channels() + key_head * kHeadDim + at] : 0.0f;
-    k[r * kLd + at] = in ? c[r * d.channels() + (d.n_k + key_head) * kHeadDim + at] : 0.0f;
+    const float4 zero = make_float4(0, 0, 0, 0);
+    *reinterpret_cast<float4*>(q + r * kLd + f) =
+        in ? *reinterpret_cast<const float4*>(row + key_head * kHeadDim) : zero;
+    *reinterpret_cast<float4*>(k + r * kLd + f) =
+        in ? *reinterpret_cast<const float4*>(row + (d.n_k + key_head) * kHeadDim) : zero;
   }
   if (tid < kChunk) {
     big_g[tid] = tid < chunk.n_rows ? work.g[(row0 + tid) * d.n_v + head] : 0.0f;
     beta[tid] = tid < chunk.n_rows ? work.beta[(row0 + tid) * d.n_v + head] : 0.0f;
   }
   __syncthreads();
-  if (tid == 0) {
-    float sum = 0;
-    for (int i = 0; i < kChunk; ++i) {
-      sum += big_g[i];
-      big_g[i] = sum;
-      exp_g[i] = expf(sum);
+  const int64_t at = int64_t{blockIdx.y} * d.n_v + head;
+  if (tid < 32) {  // the running sums: of pairs, then over the lanes
+    const float first = big_g[2 * tid], pair = first + big_g[2 * tid + 1];
+    float sum = pair;
+#pragma unroll
+    for (int i = 1; i < 32; i <<= 1) {
+      const float before = __shfl_up_sync(0xffffffffu, sum, i);
+      if (tid >= i) sum += before;
     }
+    float before = __shfl_up_sync(0xffffffffu, sum, 1);
+    if (tid == 0) before = 0;
+    __syncwarp();
+    big_g[2 * tid] = before + first;
+    big_g[2 * tid + 1] = sum;
+    exp_g[2 * tid] = expf(before + first);
+    exp_g[2 * tid + 1] = expf(sum);
+    *reinterpret_cast<float2*>(work.big_g + at * kChunk + 2 * tid) = make_float2(before + first, sum);
   }
   __syncthreads();
 
-  const int64_t at = int64_t{blockIdx.y} * d.n_v + head;
   const int warp = tid / 32, lane = tid % 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32;
   float* p = work.p + at * kChunk * kChunk;
   {
     float kk[4][4] = {}, qk[4][4] = {};
-    mma_block<4, true>(kk, k + m0 * kLd, kLd, 1, k + n0 * kLd, 1, kLd, kHeadDim);
-    mma_block<4, true>(qk, q + m0 * kLd, kLd, 1, k + n0 * kLd, 1, kLd, kHeadDim);
+    mma_block<4>(kk, k + m0 * kLd, kLd, 1, k + n0 * kLd, 1, kLd, kHeadDim);
+    mma_block<4>(qk, q + m0 * kLd, kLd, 1, k + n0 * kLd, 1, kLd, kHeadDim);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -227,151 +280,233 @@ __global__ __launch_bounds__(kThreads) void delta_chunk_kernel(const __grid_cons
   for (int i = 0; i < kChunk; ++i) to[i * kHeadDim] = x[i];
 }
 
-constexpr int kColumns = 64;  // of the state, a block
-constexpr int kWalkShared =
-    (kHeadDim * kLdM + 2 * kChunk * kLd + kChunk * kLdT + kChunk * kLdP + kChunk * kLdM + kChunk) * 4;
+constexpr int kColumns = 64;  // of the state, a block of the walk
+constexpr int kStageFloats = kChunk * (kLd + kLdT);
+constexpr int kWalkShared = (2 * kStageFloats + kHeadDim * kLdM + kChunk * kLdM + 2 * kChunk) * 4;
 
-// Block (head and half of its columns, segment): walks the chunks of the segment.
+// Block (head and half of its columns, segment): walks the chunks of the segment. The next chunk's W and K are on their
+// way while this one's are used. M is in shared memory as an operand and in registers as what it is added to.
 __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_constant__ DeltaView d,
                                                               Work work) {
   extern __shared__ __align__(16) float shared[];
   pdl_launch();
   pdl_wait();
-  float* M = shared;               // [128][kLdM]
-  float* w = M + kHeadDim * kLdM;  // [64][kLd]
-  float* q = w + kChunk * kLd;     // [64][kLd]
-  float* k = q + kChunk * kLd;     // [64][kLdT], times exp(G_C - G)
-  float* p = k + kChunk * kLdT;    // [64][kLdP]
-  float* v = p + kChunk * kLdP;    // [64][kLdM]: V'
-  float* exp_g = v + kChunk * kLdM;
+  float* stages = shared;                // W [64][kLd] and K [64][kLdT], twice
+  float* M = stages + 2 * kStageFloats;  // [128][kLdM]
+  float* v = M + kHeadDim * kLdM;        // [64][kLdM]: exp(G_C - G) V'
+  float* all_g = v + kChunk * kLdM;      // [2][64]
   const int2 range = work.list.of_segment[blockIdx.y];
   if (range.y == 0) return;
   const Segment segment = d.batch.segments[blockIdx.y];
   const int head = static_cast<int>(blockIdx.x) / 2, column0 = static_cast<int>(blockIdx.x) % 2 * kColumns;
   const int key_head = d.key_head(head), tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4,
             t = lane % 4;
+  const auto fetch = [&](int index) {
+    if (index < range.x + range.y) {
+      const Chunk chunk = work.list.chunks[index];
+      const int64_t at = int64_t{index} * d.n_v + head;
+      float* w = stages + index % 2 * kStageFloats;
+      float* k = w + kChunk * kLd;
+      const float* wg = work.w + at * kChunk * kHeadDim;
+      const float* kg =
+          work.c + int64_t{chunk.row - work.first_row} * d.channels() + (d.n_k + key_head) * kHeadDim;
+      for (int i = tid; i < kChunk * kHeadDim / 4; i += kThreads) {
+        const int r = i / (kHeadDim / 4), f = i % (kHeadDim / 4) * 4;
+        const bool in = r < chunk.n_rows;
+        cp_async16(w + r * kLd + f, wg + r * kHeadDim + f, true);
+        cp_async16(k + r * kLdT + f, kg + (in ? r * d.channels() + f : 0), in);
+      }
+      if (tid < kChunk / 4)
+        cp_async16(all_g + index % 2 * kChunk + 4 * tid, work.big_g + at * kChunk + 4 * tid, true);
+    }
+    cp_async_commit();
+  };
+  fetch(range.x);
+  // A warp's part of M: 16 rows, all columns of the block.
   float* state = d.state(segment.slot, head) + column0;
-  for (int i = tid; i < kHeadDim * kColumns; i += kThreads) {
-    M[i / kColumns * kLdM + i % kColumns] = state[i / kColumns * kHeadDim + i % kColumns];
+  float m[8][4];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      const float2 f =
+          *reinterpret_cast<const float2*>(state + (warp * 16 + g + 4 * e) * kHeadDim + 8 * j + 2 * t);
+      m[j][e] = f.x;
+      m[j][e + 1] = f.y;
+    }
   }
+  const int m0 = warp % 4 * 16, n0 = warp / 4 * 32;
   for (int index = range.x; index < range.x + range.y; ++index) {
-    const Chunk chunk = work.list.chunks[index];
-    const int64_t row0 = chunk.row - work.first_row, at = int64_t{index} * d.n_v + head;
-    if (tid < 32) {  // the running sums again, in the same order
-      if (lane == 0) {
-        float sum = 0;
-        for (int i = 0; i < kChunk; ++i) {
-          sum += i < chunk.n_rows ? work.g[(row0 + i) * d.n_v + head] : 0.0f;
-          exp_g[i] = sum;
-        }
+    const int64_t at = int64_t{index} * d.n_v + head;
+    float* before = work.m + at * kHeadDim * kHeadDim + column0;
+    float* ug = work.u + at * kChunk * kHeadDim + column0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; e += 2) {
+        const int r = warp * 16 + g + 4 * e, n = 8 * j + 2 * t;
+        const float2 f = make_float2(m[j][e], m[j][e + 1]);
+        *reinterpret_cast<float2*>(M + r * kLdM + n) = f;
+        *reinterpret_cast<float2*>(before + r * kHeadDim + n) = f;
       }
     }
-    const float* wg = work.w + at * kChunk * kHeadDim;
-    const float* pg = work.p + at * kChunk * kChunk;
-    const float* c = work.c + row0 * d.channels();
-    for (int i = tid; i < kChunk * kHeadDim / 4; i += kThreads) {
-      const int r = i / (kHeadDim / 4), f = i % (kHeadDim / 4) * 4;
-      const bool in = r < chunk.n_rows;
-      const float4 zero = make_float4(0, 0, 0, 0);
-      *reinterpret_cast<float4*>(w + r * kLd + f) = *reinterpret_cast<const float4*>(wg + r * kHeadDim + f);
-      *reinterpret_cast<float4*>(q + r * kLd + f) =
-          in ? *reinterpret_cast<const float4*>(c + r * d.channels() + key_head * kHeadDim + f) : zero;
-      *reinterpret_cast<float4*>(k + r * kLdT + f) =
-          in ? *reinterpret_cast<const float4*>(c + r * d.channels() + (d.n_k + key_head) * kHeadDim + f)
-             : zero;
+    float u[4][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; e += 2) {
+        const float2 f =
+            *reinterpret_cast<const float2*>(ug + (m0 + g + 4 * e) * kHeadDim + n0 + 8 * j + 2 * t);
+        u[j][e] = f.x;
+        u[j][e + 1] = f.y;
+      }
     }
-    for (int i = tid; i < kChunk * kChunk / 4; i += kThreads) {
-      const int r = i / (kChunk / 4), f = i % (kChunk / 4) * 4;
-      *reinterpret_cast<float4*>(p + r * kLdP + f) = *reinterpret_cast<const float4*>(pg + r * kChunk + f);
-    }
+    cp_async_wait<0>();
     __syncthreads();
-    const float last = exp_g[kChunk - 1];
-    for (int i = tid; i < kChunk * kHeadDim; i += kThreads) {
-      const int r = i / kHeadDim;
-      k[r * kLdT + i % kHeadDim] *= expf(last - exp_g[r]);
-    }
+    fetch(index + 1);
+    const float* w = stages + index % 2 * kStageFloats;
+    const float* k = w + kChunk * kLd;
+    const float* big_g = all_g + index % 2 * kChunk;
+    const float last = big_g[kChunk - 1];
 
-    // V' = U - W M: warp = 16 rows by 32 columns. O's share of M beside it.
-    const int m0 = warp % 4 * 16, n0 = warp / 4 * 32;
-    float wm[4][4] = {}, o[4][4] = {};
-    mma_block<4, true>(wm, w + m0 * kLd, kLd, 1, M + n0, kLdM, 1, kHeadDim);
-    mma_block<4, true>(o, q + m0 * kLd, kLd, 1, M + n0, kLdM, 1, kHeadDim);
-    const float* ug = work.u + at * kChunk * kHeadDim + column0;
+    // V' = U - W M: warp = 16 rows by 32 columns.
+    float wm[4][4] = {};
+    mma_block<4>(wm, w + m0 * kLd, kLd, 1, M + n0, kLdM, 1, kHeadDim);
+    const float rest[2] = {expf(last - big_g[m0 + g]), expf(last - big_g[m0 + g + 8])};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = m0 + g + 8 * (e / 2), n = n0 + 8 * j + 2 * t + e % 2;
-        v[r * kLdM + n] = ug[r * kHeadDim + n] - wm[j][e];
-        o[j][e] *= expf(exp_g[r]);
+      for (int e = 0; e < 4; e += 2) {
+        const int r = m0 + g + 4 * e, n = n0 + 8 * j + 2 * t;
+        const float2 f = make_float2(u[j][e] - wm[j][e], u[j][e + 1] - wm[j][e + 1]);
+        *reinterpret_cast<float2*>(ug + r * kHeadDim + n) = f;
+        *reinterpret_cast<float2*>(v + r * kLdM + n) = make_float2(f.x * rest[e / 2], f.y * rest[e / 2]);
       }
     }
     __syncthreads();
-    mma_block<4, true>(o, p + m0 * kLdP, kLdP, 1, v + n0, kLdM, 1, kChunk);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int r = m0 + g + 8 * (e / 2), n = n0 + 8 * j + 2 * t + e % 2;
-        if (r < chunk.n_rows) d.y[(chunk.row + r) * d.y_stride + head * kHeadDim + column0 + n] = o[j][e];
-      }
-    }
-    // M = exp(G_C) M + Kᵀ V': warp = 16 rows of M, all columns. Its own part of M only: nothing else reads it now.
-    float next[8][4];
+    // M = exp(G_C) M + Kᵀ V'
     const float keep = expf(last);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        next[j][e] = keep * M[(warp * 16 + g + 8 * (e / 2)) * kLdM + 8 * j + 2 * t + e % 2];
-      }
+      for (int e = 0; e < 4; ++e) m[j][e] *= keep;
     }
-    mma_block<8, true>(next, k + warp * 16, 1, kLdT, v, kLdM, 1, kChunk);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        M[(warp * 16 + g + 8 * (e / 2)) * kLdM + 8 * j + 2 * t + e % 2] = next[j][e];
-    }
-    __syncthreads();
+    mma_block<8>(m, k + warp * 16, 1, kLdT, v, kLdM, 1, kChunk);
   }
-  for (int i = tid; i < kHeadDim * kColumns; i += kThreads) {
-    state[i / kColumns * kHeadDim + i % kColumns] = M[i / kColumns * kLdM + i % kColumns];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      *reinterpret_cast<float2*>(state + (warp * 16 + g + 4 * e) * kHeadDim + 8 * j + 2 * t) =
+          make_float2(m[j][e], m[j][e + 1]);
+    }
   }
 }
 
-// One block a row: the gated norm in place, and the ring's newest rows, which the convolution has read by now.
-__global__ __launch_bounds__(kThreads) void delta_norm_kernel(const __grid_constant__ DeltaView d,
-                                                              int first_row) {
+constexpr int kOutShared = (kChunk * kLd + kChunk * kLdT + kChunk * kLdP + 4 * kChunk) * 4;
+
+// Block (head, chunk): O, the gated norm, y. Warp = 16 rows by 64 columns; M comes in two halves of its rows, then V'.
+__global__ __launch_bounds__(kThreads, 2) void delta_out_kernel(const __grid_constant__ DeltaView d,
+                                                                Work work) {
+  extern __shared__ __align__(16) float shared[];
   pdl_launch();
   pdl_wait();
-  const int t = first_row + static_cast<int>(blockIdx.x), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Segment segment = d.batch.segments[d.batch.segment_of[t]];
-  if (segment.role != Role::Prefill) return;
-  for (int h = warp; h < d.n_v; h += kThreads / 32) {
-    float* y = d.y + t * d.y_stride + h * kHeadDim;
-    const float* z = d.z + t * d.z_stride + h * kHeadDim;
-    float o[4], squares = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      o[i] = y[lane + 32 * i];
-      squares = fmaf(o[i], o[i], squares);
+  float* q = shared;             // [64][kLd]
+  float* b = q + kChunk * kLd;   // [64][kLdT]
+  float* p = b + kChunk * kLdT;  // [64][kLdP]
+  float* exp_g = p + kChunk * kLdP;
+  float* squares = exp_g + kChunk;  // [2][64], by half of the columns
+  const Chunk chunk = work.list.chunks[blockIdx.y];
+  if (chunk.n_rows == 0) return;
+  const int head = static_cast<int>(blockIdx.x), key_head = d.key_head(head), tid = threadIdx.x;
+  const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4, m0 = warp % 4 * 16,
+            n0 = warp / 4 * 64;
+  const int64_t at = int64_t{blockIdx.y} * d.n_v + head;
+  const float* qg = work.c + int64_t{chunk.row - work.first_row} * d.channels() + key_head * kHeadDim;
+  const float* mg = work.m + at * kHeadDim * kHeadDim;
+  const auto fetch = [&](const float* from) {
+    for (int i = tid; i < kChunk * kHeadDim / 4; i += kThreads) {
+      const int r = i / (kHeadDim / 4), f = i % (kHeadDim / 4) * 4;
+      cp_async16(b + r * kLdT + f, from + r * kHeadDim + f, true);
     }
-    const float r = rsqrtf(warp_sum(squares) / static_cast<float>(kHeadDim) + d.eps);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+  };
+  for (int i = tid; i < kChunk * kHeadDim / 4; i += kThreads) {
+    const int r = i / (kHeadDim / 4), f = i % (kHeadDim / 4) * 4;
+    const bool in = r < chunk.n_rows;
+    cp_async16(q + r * kLd + f, qg + (in ? r * d.channels() + f : 0), in);
+  }
+  for (int i = tid; i < kChunk * kChunk / 4; i += kThreads) {
+    const int r = i / (kChunk / 4), f = i % (kChunk / 4) * 4;
+    cp_async16(p + r * kLdP + f, work.p + at * kChunk * kChunk + r * kChunk + f, true);
+  }
+  if (tid < kChunk) exp_g[tid] = expf(work.big_g[at * kChunk + tid]);
+  float o[8][4] = {};
+  fetch(mg);
+  mma_block<8>(o, q + m0 * kLd, kLd, 1, b + n0, kLdT, 1, kChunk);
+  __syncthreads();
+  fetch(mg + kChunk * kHeadDim);
+  mma_block<8>(o, q + m0 * kLd + kChunk, kLd, 1, b + n0, kLdT, 1, kChunk);
+  __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      y[lane + 32 * i] = d.norm[lane + 32 * i] * (o[i] * r) * d.gated(z[lane + 32 * i]);
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[j][e] *= exp_g[m0 + g + 8 * (e / 2)];
   }
-  if (t + kConvRing >= segment.row + segment.n_rows) {
-    const int position = segment.position + t - segment.row;
-    float* ring = d.ring + (int64_t{segment.slot} * kConvRing + position % kConvRing) * d.channels();
-    for (int64_t c = threadIdx.x; c < d.channels(); c += kThreads) ring[c] = d.qkv[t * d.qkv_stride + c];
+  fetch(work.u + at * kChunk * kHeadDim);
+  mma_block<8>(o, p + m0 * kLdP, kLdP, 1, b + n0, kLdT, 1, kChunk);
+
+  float sum[2] = {};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sum[e / 2] = fmaf(o[j][e], o[j][e], sum[e / 2]);
   }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 1);
+    sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
+    if (t == 0) squares[warp / 4 * kChunk + m0 + g + 8 * half] = sum[half];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = m0 + g + 8 * half;
+    if (r >= chunk.n_rows) continue;
+    const float scale = rsqrtf((squares[r] + squares[kChunk + r]) / static_cast<float>(kHeadDim) + d.eps);
+    float* y = d.y + int64_t{chunk.row + r} * d.y_stride + head * kHeadDim;
+    const float* z = d.z + int64_t{chunk.row + r} * d.z_stride + head * kHeadDim;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int n = n0 + 8 * j + 2 * t + e;
+        y[n] = d.norm[n] * (o[j][2 * half + e] * scale) * d.gated(z[n]);
+      }
+    }
+  }
+}
+
+// Block (segment, i): the ring takes the segment's i-th row from its end; the convolution has read the ring by now.
+__global__ __launch_bounds__(kThreads) void delta_ring_kernel(const __grid_constant__ DeltaView d) {
+  pdl_launch();
+  pdl_wait();
+  const Segment segment = d.batch.segments[blockIdx.x];
+  const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.y);
+  if (segment.role != Role::Prefill || r < 0) return;
+  float* ring =
+      d.ring + (int64_t{segment.slot} * kConvRing + (segment.position + r) % kConvRing) * d.channels();
+  const float* from = d.qkv + int64_t{segment.row + r} * d.qkv_stride;
+  for (int64_t c = threadIdx.x; c < d.channels(); c += kThreads) ring[c] = from[c];
 }
 
 }  // namespace
 
 void delta_net_prefill(Stream& s, const DeltaView& d) {
+  QUERN_CHECK(d.qkv_stride % 4 == 0 && reinterpret_cast<uintptr_t>(d.qkv) % 16 == 0,
+              "delta_net on CUDA: rows of qkv begin on 16 bytes");
   ScratchScope scope(s);
   const int64_t n = d.batch.n_rows - d.batch.n_decode_rows, n_segments = d.batch.n_segments;
   const int64_t max_chunks = n / kChunk + 2 * n_segments;
@@ -380,21 +515,25 @@ void delta_net_prefill(Stream& s, const DeltaView& d) {
   work.c = floats(n * (2 * d.n_k + d.n_v) * kHeadDim);
   work.g = floats(n * d.n_v);
   work.beta = floats(n * d.n_v);
+  work.big_g = floats(max_chunks * d.n_v * kChunk);
   work.u = floats(max_chunks * d.n_v * kChunk * kHeadDim);
   work.w = floats(max_chunks * d.n_v * kChunk * kHeadDim);
   work.p = floats(max_chunks * d.n_v * kChunk * kChunk);
+  work.m = floats(max_chunks * d.n_v * kHeadDim * kHeadDim);
   work.list.chunks = s.scratch(DType::I32, {max_chunks, 4}).as<Chunk>();
   work.list.of_segment = s.scratch(DType::I32, {n_segments, 2}).as<int2>();
   work.list.max_chunks = static_cast<int32_t>(max_chunks);
   work.first_row = static_cast<int32_t>(d.batch.n_decode_rows);
   const auto n_v = static_cast<unsigned>(d.n_v), segments = static_cast<unsigned>(n_segments);
   launch(s, chunk_list_kernel, dim3(1), 256, 0, 1, d, work.list);
-  launch(s, delta_conv_kernel, dim3(static_cast<unsigned>(n)), kThreads, 0, 1, d, work);
+  launch(s, delta_conv_kernel, dim3(blocks(n, kConvRows), blocks(2 * d.n_k + d.n_v, kThreads / 32) + 1),
+         kThreads, 0, 1, d, work);
   launch(s, delta_replay_kernel, dim3(n_v, segments), kStateThreads, 0, 1, d);
   launch(s, delta_chunk_kernel, dim3(n_v, static_cast<unsigned>(max_chunks)), kThreads, kChunkShared, 1, d,
          work);
   launch(s, delta_walk_kernel, dim3(2 * n_v, segments), kThreads, kWalkShared, 1, d, work);
-  launch(s, delta_norm_kernel, dim3(static_cast<unsigned>(n)), kThreads, 0, 1, d, work.first_row);
+  launch(s, delta_out_kernel, dim3(n_v, static_cast<unsigned>(max_chunks)), kThreads, kOutShared, 1, d, work);
+  launch(s, delta_ring_kernel, dim3(segments, kConvRing), kThreads, 0, 1, d);
 }
 
 }  // namespace quern::cuda

@@ -46,6 +46,14 @@ struct DeltaView {
   __device__ __forceinline__ int64_t pending_decay(int head) const {
     return int64_t{n_k + n_v} * kHeadDim + head;
   }
+  // Four channels of the convolution's input at row t of `segment`, or as many rows before it; zeros before position 0.
+  __device__ __forceinline__ float4 input(const Segment& segment, int t, int channel) const {
+    if (t >= segment.row) return *reinterpret_cast<const float4*>(qkv + int64_t{t} * qkv_stride + channel);
+    const int position = segment.position + (t - segment.row);
+    if (position < 0) return make_float4(0, 0, 0, 0);
+    return *reinterpret_cast<const float4*>(
+        ring + (int64_t{segment.slot} * kConvRing + position % kConvRing) * channels() + channel);
+  }
   // silu of the convolution at channel c of row t of `segment`.
   __device__ __forceinline__ float convolved(const Segment& segment, int t, int c) const {
     const float4 taps = *reinterpret_cast<const float4*>(conv + int64_t{c} * 4);
