@@ -1,5 +1,7 @@
 #include "ops/sparse_attention.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -209,6 +211,43 @@ TEST_P(SparseAttentionTest, matches_double_precision_at_other_shapes) {
     }
 }
 
+// The release's budget: 512 blocks, the first of which is left out at position 2051. Float32 scores may differ from double
+// precision at the border only, where two blocks lie closer than rounding.
+TEST_P(SparseAttentionTest, matches_double_precision_around_and_beyond_the_releases_budget) {
+  Machine m(GetParam());
+  Random random(11);
+  QsaShape shape = kTiny;
+  shape.n_heads = shape.n_kv = 1;
+  shape.budget_blocks = 512;
+  const int64_t rows = 2704;
+  const Case c = make(random, shape, rows);
+  const auto pages = pages_for(rows);
+  Runner r(m, c, 1, 43, DType::F32);
+  Result got = r.step({part(2052, 0, pages)});
+  for (const Part& p :
+       {part(512, 2052, pages), part(136, 2564, pages), part(4, 2700, pages, 0, Role::Decode)})
+    got.append(r.step({p}));
+  const auto want = expected(c);
+  int64_t moved = 0;
+  for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+    if (got.blocks[t] == want.blocks[t]) continue;
+    const auto& scores = want.scores[t];
+    double border = HUGE_VAL;
+    for (const int b : want.blocks[t]) border = std::min(border, scores[static_cast<size_t>(b)]);
+    std::vector<int> differ;
+    std::set_symmetric_difference(got.blocks[t].begin(), got.blocks[t].end(), want.blocks[t].begin(),
+                                  want.blocks[t].end(), std::back_inserter(differ));
+    ASSERT_EQ(got.blocks[t].size(), want.blocks[t].size()) << "row " << t;
+    for (const int b : differ)
+      ASSERT_NEAR(scores[static_cast<size_t>(b)], border, 2e-6 * border) << "row " << t << ", block " << b;
+    ++moved;
+  }
+  EXPECT_LE(moved, 3) << "rows with another choice";
+  if (moved == 0) {
+    EXPECT_LT(relative_error(got.y, want.y), tolerance(DType::F32));
+  }
+}
+
 TEST_P(SparseAttentionTest, equal_scores_go_to_the_lowest_block) {
   Machine m(GetParam());
   Random random(3);
@@ -352,17 +391,17 @@ TEST_P(SparseAttentionTest, a_shifted_cache_holds_the_same_one_entry_later) {
     Runner plain(m, c, 1, 3, kv), shifted(m, c, 1, 3, kv);
     shifted.cache.shift = 1;
     // Prompt rows up to a block's last position, one chunk more, then decoded ones across a page's end.
-    for (const Part& p :
-         {part(100, 0, pages), part(20, 100, pages), part(9, 120, pages, 0, Role::Decode),
-          part(1, 129, pages, 0, Role::Decode), part(61, 130, pages)}) {
+    for (const Part& p : {part(100, 0, pages), part(20, 100, pages), part(9, 120, pages, 0, Role::Decode),
+                          part(1, 129, pages, 0, Role::Decode), part(61, 130, pages)}) {
       const Result want = plain.step({p}), got = shifted.step({p});
       ASSERT_EQ(got.blocks, want.blocks) << "from position " << p.position << ", " << name(kv);
       ASSERT_EQ(difference(got.y, want.y), "") << "from position " << p.position << ", " << name(kv);
     }
     const std::vector<float> pooled = m.read(plain.cache.pooled), later = m.read(shifted.cache.pooled);
     const auto key = [&](const std::vector<float>& from, int64_t block) {
-      const auto at = from.begin() + (pages[static_cast<size_t>(block / kPageBlocks)] * kPageBlocks +
-                                      block % kPageBlocks) * 128;
+      const auto at =
+          from.begin() +
+          (pages[static_cast<size_t>(block / kPageBlocks)] * kPageBlocks + block % kPageBlocks) * 128;
       return std::vector<float>(at, at + 128);
     };
     for (int64_t b = 0; b < rows / kBlockTokens; ++b)
