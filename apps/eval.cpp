@@ -63,8 +63,8 @@ std::vector<double> block_scores(Model& model, const Sequence& sequence, int att
   std::vector<float> keys(n_blocks * d);
   for (int64_t b = 0; b < n_blocks; b += kPageBlocks) {
     const int64_t n = std::min<int64_t>(kPageBlocks, n_blocks - b);
-    model.stream().download(keys.data() + b * d,
-                            cache.pooled.item(sequence.pages()[b / kPageBlocks]).data, n * d * 4);
+    model.stream().download(keys.data() + b * d, cache.pooled.item(sequence.pages()[b / kPageBlocks]).data,
+                            n * d * 4);
   }
   model.stream().synchronize();
   std::vector<double> scores(n_blocks);
@@ -257,8 +257,7 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
       };
       if (expected.contains(name) && !name.starts_with("select")) keep(name, expected[name]->shape[0]);
       if (name == last_layer && expected.contains("mtp.multi_hidden")) keep("mtp.multi_hidden", 4);
-      if (name.starts_with("select") || name.starts_with("index") || name.starts_with("ple."))
-        keep(name, 4);
+      if (name.starts_with("select") || name.starts_with("index") || name.starts_with("ple.")) keep(name, 4);
     });
     const TensorView* logits_view = expected.contains("logits") ? expected["logits"] : nullptr;
     const int64_t n_logits = std::min(T, std::max<int64_t>(4, logits_view ? logits_view->shape[0] : 1));
@@ -333,7 +332,17 @@ int eval_reference(const ModelFlags& flags, const std::string& path, double tole
         throw Error(fmt::format("{}: expected at most {} rows of {}, found {}", file->where(*view), have.n,
                                 have.cols, view->shape_text()));
       const double error = relative_error(have, want);
-      if (verbose) fmt::print("  {}.{} {:.2e}\n", which, name, error);
+      if (verbose) {
+        std::string rows;  // each of them, where there are few
+        for (int64_t i = 0; want.n <= 4 && i < want.n; ++i) {
+          const auto one = [&](const Rows& r) {
+            const float* row = r.row(r.n - want.n + i);
+            return Rows{1, r.cols, {row, row + r.cols}};
+          };
+          rows += fmt::format(" {:.1e}", relative_error(one(have), one(want)));
+        }
+        fmt::print("  {}.{} {:.2e}{}\n", which, name, error, rows.empty() ? "" : " rows" + rows);
+      }
       if (name == "logits") logits_error = error;
       if (!only_logits || name == "logits") worst.take(error, name);
     }
