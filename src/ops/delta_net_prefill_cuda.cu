@@ -270,10 +270,17 @@ __global__ __launch_bounds__(kThreads) void delta_chunk_kernel(const __grid_cons
   }
 #pragma unroll
   for (int i = 1; i < kChunk; ++i) {
-    float sum = x[i];
+    const float4* row = reinterpret_cast<const float4*>(a + i * kChunk);
+    float sum[2] = {x[i], 0.0f};  // over even and odd j
 #pragma unroll
-    for (int j = 0; j < i; ++j) sum = fmaf(-a[i * kChunk + j], x[j], sum);
-    x[i] = sum;
+    for (int j = 0; j < i; j += 4) {
+      const float4 f = row[j / 4];
+      sum[0] = fmaf(-f.x, x[j], sum[0]);
+      if (j + 1 < i) sum[1] = fmaf(-f.y, x[j + 1], sum[1]);
+      if (j + 2 < i) sum[0] = fmaf(-f.z, x[j + 2], sum[0]);
+      if (j + 3 < i) sum[1] = fmaf(-f.w, x[j + 3], sum[1]);
+    }
+    x[i] = sum[0] + sum[1];
   }
   float* to = (is_v ? work.u : work.w) + at * kChunk * kHeadDim + column;
 #pragma unroll

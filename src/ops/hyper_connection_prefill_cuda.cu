@@ -137,8 +137,8 @@ __global__ __launch_bounds__(kTileThreads, 1) void hc_up_tile_kernel(const __gri
               const float2 w = __ldg(reinterpret_cast<const float2*>(m.norm + at));
               const float n0 = n[q][s].x * scale[s] * (1.0f + w.x), n1 = n[q][s].y * scale[s] * (1.0f + w.y);
               const float* up = &acc[b][4 * q + s][2 * half];
-              h[0] = fmaf(scalar::sigmoid(up[0] * column_factor<F>(m.up, at)), n0, h[0]);
-              h[1] = fmaf(scalar::sigmoid(up[1] * column_factor<F>(m.up, at + 1)), n1, h[1]);
+              h[0] = fmaf(fast_sigmoid(up[0] * column_factor<F>(m.up, at)), n0, h[0]);
+              h[1] = fmaf(fast_sigmoid(up[1] * column_factor<F>(m.up, at + 1)), n1, h[1]);
             }
             *reinterpret_cast<float2*>(m.h + t * m.h_stride + i) =
                 make_float2(h[0] * inverse, h[1] * inverse);

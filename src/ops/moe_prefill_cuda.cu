@@ -59,7 +59,7 @@ __global__ void place_kernel(const int32_t* ids, int64_t n, const int32_t* offse
   const int e = static_cast<int>(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32), lane = threadIdx.x % 32;
   if (e >= n_experts) return;
   int at = offsets[e];
-  constexpr int kUnroll = 8;
+  constexpr int kUnroll = 32;  // loads on their way at once: a warp waits for memory, nothing else
   for (int64_t i0 = 0; i0 < n; i0 += 32 * kUnroll) {
     int id[kUnroll];
 #pragma unroll
@@ -133,7 +133,7 @@ __global__ __launch_bounds__(kTileThreads,
               for (int e = 0; e < 2; ++e) {
                 const float g = acc[b][j + q][2 * half + e] * column_factor<F>(gate, n + e);
                 const float u = acc[b][j + q + 2][2 * half + e] * column_factor<F>(up, n + e);
-                v[e] = n + e < gate.n ? scalar::silu(g) * u : 0.0f;
+                v[e] = n + e < gate.n ? g * fast_sigmoid(g) * u : 0.0f;
               }
               pair[q] = pack_bf16(v[0], v[1]);
             }
