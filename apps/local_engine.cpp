@@ -194,7 +194,8 @@ void ReplyPrinter::print_text(std::string_view text) {
   held_ += text;
   const size_t end = held_.find(kThinkEnd);
   if (end != std::string::npos) {
-    std::fwrite(held_.data(), 1, end + kThinkEnd.size(), stdout);
+    // On a terminal the change of brightness says what the mark says.
+    std::fwrite(held_.data(), 1, terminal_ ? end : end + kThinkEnd.size(), stdout);
     dim(false);
     thinking_ = false;
     const std::string rest = held_.substr(end + kThinkEnd.size());

@@ -27,6 +27,9 @@ if(QUERN_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX,C>:-fsanitize=${QUERN_SANITIZE}> $<$<COMPILE_LANGUAGE:CXX,C>:-fno-sanitize-recover=all>
                       $<$<COMPILE_LANGUAGE:CXX,C>:-fno-omit-frame-pointer>)
   add_link_options(-fsanitize=${QUERN_SANITIZE})
+  # Checks take most of the time whatever the optimiser does, and instrumented code compiles twice as fast at -O1.
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -g1")
+  set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O1 -g1")
 endif()
 if(QUERN_FUZZ)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
