@@ -198,7 +198,7 @@ class Compiler {
     const Json* v = schema.find(key);
     if (!v) return absent;
     const bool natural =
-        v->is_int() || (v->is_float() && v->as_double() == static_cast<int64_t>(v->as_double()));
+        v->is_int() || (v->is_float() && v->as_double() == std::trunc(v->as_double()));
     const double n = natural ? v->as_double() : -1;
     if (n < 0) fail(path, fmt::format("{}: expected a natural number", key));
     if (n > kMaxCount)

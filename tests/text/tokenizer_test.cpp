@@ -119,7 +119,7 @@ TEST(Tokenizer, decoding_what_was_encoded_gives_the_normalised_text) {
   std::mt19937_64 rng(seed);
   const char* fixed[] = {"int main() {\n\treturn 0;  // \xE2\x9C\x93\r\n}\r\n",
                          "# Title\n\n* a\n* b\n\n```c\nx\n```\n",
-                         "\u0939\u093f\u0928\u094d\u0926\u0940 \u0e20\u0e32\u0e29\u0e32 "
+                         "\u0939\u093f\u0928\u094d\u0926\u0940 \u0e20\u0e32\u0e29\u0e32",
                          "\u05e9\u05b8\u05c1\u05dc\u05d5\u05b9\u05dd",
                          "cafe\u0301 na\u0131\u0308ve \u1e9b\u0323",
                          "👨\u200d👩\u200d👧\u200d👦🇫🇷\ufe0f",
