@@ -18,7 +18,7 @@ inline bool on_cpu() { return test_device.type == DeviceType::Cpu; }
 // Gives `argument` every argument that is neither gtest's nor this one.
 template <typename F>
 int run_tests(int argc, char** argv, F&& argument) {
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     const std::string_view a = argv[i];
     if (a == "--device=cuda") {
