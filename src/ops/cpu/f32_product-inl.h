@@ -107,18 +107,19 @@ void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, 
     float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
     for (int64_t n = n0; n < n1; n += kSums) {
       std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
-      Ahead ahead(weights + (std::min(n + kSums, n1) - first) * stride,
-                  weights + (std::min(n + 2 * kSums, n1) - first) * stride,
-                  (k + kF32Stretch - 1) / kF32Stretch);
       for (int64_t k0 = 0; k0 < k; k0 += kF32Stretch) {
         const int64_t columns = std::min(k - k0, kF32Stretch);
-        ahead.next();
         for (int c = 0; c < kOutputs; ++c) {
           const uint8_t* at[kLanes];
           alignas(64) float scale[kLanes];
           for (int j = 0; j < kLanes; ++j) {
             const int64_t row = std::min(n + c * kLanes + j, n1 - 1);
             at[j] = weights + (row - first) * stride + k0 * kBytes;
+            // Past the end of the row lie the first stretches of the next block's.
+            ask(k0 + 2 * kF32Stretch < k ? at[j] + 2 * kF32Stretch * kBytes
+                                         : weights + (std::min(row + kSums, n1 - 1) - first) * stride +
+                                               (k0 + 2 * kF32Stretch - k) * kBytes,
+                kF32Stretch * kBytes);
             if constexpr (kType == DType::F8E4M3) scale[j] = fp8_scale(*job.w, row, k0);
           }
           widen<kType>(at, columns, scale, panel + c * kLanes, kSums);
@@ -135,6 +136,8 @@ void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, 
 template <DType kType>
 void f32_typed(const ProductJob& job, const uint8_t* weights, int64_t stride, int64_t first, int64_t n0,
                int64_t n1) {
+  // Few rows are bound by memory, which serves 32 rows of weights better than 64 at a time.
+  if (job.n_rows <= 8) return f32_outputs<kType, 2>(job, weights, stride, first, n0, n1);
   if (n1 - n0 <= kLanes) return f32_outputs<kType, 1>(job, weights, stride, first, n0, n1);
 #if QUERN_WIDE
   if (n1 - n0 <= 2 * kLanes) return f32_outputs<kType, 2>(job, weights, stride, first, n0, n1);

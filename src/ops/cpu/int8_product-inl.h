@@ -575,19 +575,23 @@ void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
     const int64_t rows = std::min(job.n_rows - r0, kRowBlock);
     float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
     // Few rows: short stretches, so that requests for what comes next are spread.
-    const int64_t stretch = rows <= 16 ? kStretch / 2 : kStretch;
+    const int64_t stretch = rows <= 16 ? std::max<int64_t>(kStretch / 4, Block::kValues) : kStretch;
+    const int64_t stretch_bytes = stretch / Block::kValues * static_cast<int64_t>(sizeof(Block));
     for (int64_t n = n0; n < n1; n += kSums) {
       std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
-      Ahead ahead(weights + std::min(n + kSums, n1) * stride, weights + std::min(n + 2 * kSums, n1) * stride,
-                  kPanels * ((k + stretch - 1) / stretch));
       for (int64_t k0 = 0; k0 < k; k0 += stretch) {
         const int64_t columns = std::min(k - k0, stretch), block0 = k0 / Block::kValues;
         for (int c = 0; c < kPanels; ++c) {
           const uint8_t* at[kLanes];
-          for (int j = 0; j < kLanes; ++j)
-            at[j] = weights + std::min(n + c * kLanes + j, n1 - 1) * stride +
-                    block0 * static_cast<int64_t>(sizeof(Block));
-          ahead.next();
+          for (int j = 0; j < kLanes; ++j) {
+            const int64_t row = std::min(n + c * kLanes + j, n1 - 1);
+            at[j] = weights + row * stride + block0 * static_cast<int64_t>(sizeof(Block));
+            ask(k0 + 2 * stretch < k ? at[j] + 2 * stretch_bytes
+                                     : weights + std::min(row + kSums, n1 - 1) * stride +
+                                           (k0 + 2 * stretch - k) / Block::kValues *
+                                               static_cast<int64_t>(sizeof(Block)),
+                stretch_bytes);
+          }
           Unpack<Block>::run(at, columns / Block::kValues, panels[c]);
           if constexpr (std::is_same_v<Block, BlockE2M1>) {
             for (int j = 0; j < kLanes; ++j) {

@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr int64_t kPiece = 32;  // outputs of the smallest piece of work
 
-// Outputs a piece: as few as share an unpacking, or more, so that a thread reads on in memory and asks for
-// what comes next (Ahead in vector-inl.h), but enough pieces to go round.
+// Outputs a piece: as few as share an unpacking, or more, so that a thread asks for what comes next (ask in
+// vector-inl.h), but enough pieces to go round.
 int64_t piece_outputs(int64_t outputs, int threads) {
   const int64_t even = outputs / (threads * 16) / kPiece * kPiece;
   return std::clamp<int64_t>(even, kPiece, 8 * kPiece);

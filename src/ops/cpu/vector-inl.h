@@ -153,17 +153,10 @@ inline VF from_e4m3(V bytes) {
   return as_float(bit_or(as_bits(v), left32<24>(bit_xor(bytes, rest))));
 }
 
-// Asks memory for [at, end), a share at each call, in order: weights of outputs to come, while these are
-// multiplied.
-struct Ahead {
-  const uint8_t *at, *end;
-  int64_t share;
-  Ahead(const uint8_t* begin, const uint8_t* end, int64_t calls)
-      : at(begin), end(end), share(((end - begin) / calls / 64 + 1) * 64) {}
-  void next() {
-    const uint8_t* stop = end - at < share ? end : at + share;
-    for (; at < stop; at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
-  }
-};
+// Asks memory for `bytes` that a weight row will be read at, two stretches from now: rows lie far apart, and what the
+// processor foresees by itself are fewer streams than the rows of a panel.
+inline void ask(const uint8_t* at, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += 64) _mm_prefetch(reinterpret_cast<const char*>(at + b), _MM_HINT_T0);
+}
 
 }  // namespace quern::cpu::QUERN_LEVEL
