@@ -73,8 +73,8 @@ struct Outcome {
 // An engine without a thread.
 struct TinyEngine {
   TinyModel& tiny;
+  std::map<std::pair<RequestId, int32_t>, Outcome> outcomes;  // outlives core, whose end ends what still runs
   EngineCore core;
-  std::map<std::pair<RequestId, int32_t>, Outcome> outcomes;
   RequestId last = 0;
 
   TinyEngine(TinyModel& t, const EngineOptions& options) : tiny(t), core(*t.model, options) {}
