@@ -1,35 +1,8 @@
-// The level "avx2" of product.h. Only what lies between push and pop may use its instructions.
+// The level "avx2" of product.h.
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cstring>
-#include <type_traits>
-#include <utility>
-
-#include "ops/cpu/int8_formats.h"
-#include "ops/cpu/int8_record.h"
-#include "ops/cpu/matmul.h"
-#include "ops/cpu/product.h"
-
 #define QUERN_LEVEL avx2
+#define QUERN_TARGET "avx2,fma,f16c"
 #define QUERN_WIDE 0
 #define QUERN_VNNI 0
-
-#ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of _mm512_undefined_ps in GCC 12's own headers
-#endif
-#include "ops/cpu/vector-inl.h"
-// After vector-inl.h:
-#include "ops/cpu/f32_product-inl.h"
-#include "ops/cpu/int8_product-inl.h"
-#ifdef __clang__
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+#include "ops/cpu/level-inl.h"
 #endif

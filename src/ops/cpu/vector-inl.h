@@ -1,6 +1,4 @@
-// The vectors of one level of product.h, in raw intrinsics: included by the levels' own files (no #pragma
-// once), which name the level's namespace in QUERN_LEVEL and set QUERN_WIDE (512-bit vectors) and QUERN_VNNI
-// (dot products of four bytes in one instruction). Lanes are outputs.
+// The vectors of one level of product.h, in raw intrinsics (see level-inl.h). Lanes are outputs.
 
 namespace quern::cpu::QUERN_LEVEL {
 
