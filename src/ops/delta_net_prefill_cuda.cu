@@ -40,6 +40,21 @@ struct Work {
   int32_t first_row;  // of the prompt rows: row t lies at t - first_row
 };
 
+// A thread's part of 16 rows and 8 · N columns, where mma.sync leaves a result; `at` is its first value, rows lie kHeadDim
+// apart.
+template <int N>
+__device__ __forceinline__ void load_result(float (&r)[N][4], const float* at) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      const float2 f = *reinterpret_cast<const float2*>(at + 4 * e * kHeadDim + 8 * j);
+      r[j][e] = f.x;
+      r[j][e + 1] = f.y;
+    }
+  }
+}
+
 __global__ void chunk_list_kernel(const __grid_constant__ DeltaView d, ChunkList list) {
   pdl_launch();
   pdl_wait();
@@ -332,16 +347,7 @@ __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_const
   // A warp's part of M: 16 rows, all columns of the block.
   float* state = d.state(segment.slot, head) + column0;
   float m[8][4];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int e = 0; e < 4; e += 2) {
-      const float2 f =
-          *reinterpret_cast<const float2*>(state + (warp * 16 + g + 4 * e) * kHeadDim + 8 * j + 2 * t);
-      m[j][e] = f.x;
-      m[j][e + 1] = f.y;
-    }
-  }
+  load_result(m, state + (warp * 16 + g) * kHeadDim + 2 * t);
   const int m0 = warp % 4 * 16, n0 = warp / 4 * 32;
   for (int index = range.x; index < range.x + range.y; ++index) {
     const int64_t at = int64_t{index} * d.n_v + head;
@@ -358,16 +364,7 @@ __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_const
       }
     }
     float u[4][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; e += 2) {
-        const float2 f =
-            *reinterpret_cast<const float2*>(ug + (m0 + g + 4 * e) * kHeadDim + n0 + 8 * j + 2 * t);
-        u[j][e] = f.x;
-        u[j][e + 1] = f.y;
-      }
-    }
+    load_result(u, ug + (m0 + g) * kHeadDim + n0 + 2 * t);
     cp_async_wait<0>();
     __syncthreads();
     fetch(index + 1);

@@ -28,15 +28,6 @@ __device__ __forceinline__ void cp_async_wait() {
 
 // ---- clusters (Hopper and later; elsewhere a cluster is one block) ----
 
-__device__ __forceinline__ uint32_t cluster_rank() {
-#ifdef QUERN_SM90
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-#else
-  return 0;
-#endif
-}
 __device__ __forceinline__ void cluster_arrive() {
 #ifdef QUERN_SM90
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
