@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "model/batch.h"
+#include "model/model.h"
 #include "model/synthetic.h"
 #include "model/synthetic_weights.h"
 #include "ops/advance.h"
@@ -56,17 +57,11 @@ class Bench {
     w_ = synthetic_weights(config_, w, s_);
     s_.reserve_scratch(int64_t{3} << 30);
     const int width = *std::max_element(o.rows.begin(), o.rows.end());
-    const Config& c = config_;
-    CacheShape shape;
-    shape.n_delta_layers = c.n_delta_layers();
-    shape.delta = delta_;
-    shape.n_sparse_layers = c.n_sparse_layers();
-    shape.n_kv = c.n_kv_heads;
-    shape.d_head = c.d_head;
-    shape.d_index = c.indexer.d_head;
-    shape.wide = c.wide();
+    ModelOptions trunk;
+    trunk.drafts = false;
     memory_ = std::make_unique<SequenceMemory>(
-        s_, shape, static_cast<int32_t>(width * (o.context / kPageTokens + 2)), width);
+        s_, cache_shape_of(config_, delta_, trunk),
+        static_cast<int32_t>(width * (o.context / kPageTokens + 2)), width);
     for (int i = 0; i < memory_->kv.n_layers(); ++i) {
       random_fill(s_, memory_->kv.layer(i).k, Fill::BF16, 1, 100 + i);
       random_fill(s_, memory_->kv.layer(i).v, Fill::BF16, 1, 200 + i);

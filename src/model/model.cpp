@@ -16,20 +16,6 @@
 namespace quern {
 namespace {
 
-CacheShape shape_of(const Config& c, const DeltaNetShape& delta, const ModelOptions& options) {
-  CacheShape shape;
-  shape.n_delta_layers = c.n_delta_layers();
-  shape.delta = delta;
-  shape.n_sparse_layers = c.n_sparse_layers();
-  shape.drafts = options.drafts;
-  shape.n_kv = c.n_kv_heads;
-  shape.d_head = c.d_head;
-  shape.d_index = c.indexer.d_head;
-  shape.wide = c.wide();
-  shape.kv = options.kv;
-  return shape;
-}
-
 // What the ops of a step take from the stream's scratch on CUDA, the largest op counted: experts' results, chunked delta
 // rule, selection scores, sampling.
 int64_t scratch_bytes(const Config& c, const BatchCapacity& b) {
@@ -48,6 +34,20 @@ int64_t scratch_bytes(const Config& c, const BatchCapacity& b) {
 }
 
 }  // namespace
+
+CacheShape cache_shape_of(const Config& c, const DeltaNetShape& delta, const ModelOptions& options) {
+  CacheShape shape;
+  shape.n_delta_layers = c.n_delta_layers();
+  shape.delta = delta;
+  shape.n_sparse_layers = c.n_sparse_layers();
+  shape.drafts = options.drafts;
+  shape.n_kv = c.n_kv_heads;
+  shape.d_head = c.d_head;
+  shape.d_index = c.indexer.d_head;
+  shape.wide = c.wide();
+  shape.kv = options.kv;
+  return shape;
+}
 
 Model::Model(std::shared_ptr<Checkpoint> checkpoint, const Config& config, const ModelOptions& options,
              Stream& stream)
@@ -88,7 +88,7 @@ void Model::prepare() {
   qsa_shape_.budget_blocks = c.indexer.n_blocks();
   qsa_shape_.rope_theta = c.rope_theta;
 
-  memory_ = std::make_unique<SequenceMemory>(stream_, shape_of(c, delta_shape_, options_), options_.n_pages,
+  memory_ = std::make_unique<SequenceMemory>(stream_, cache_shape_of(c, delta_shape_, options_), options_.n_pages,
                                              options_.n_slots);
   activations_ = std::make_unique<Activations>(stream_.device(), c, options_.batch, options_.drafts);
   if (stream_.device().type == DeviceType::Cuda) stream_.reserve_scratch(scratch_bytes(c, options_.batch));

@@ -39,6 +39,9 @@ struct ModelOptions {
   BatchCapacity batch;     // largest step
 };
 
+// What a sequence carries with these options.
+CacheShape cache_shape_of(const Config& config, const DeltaNetShape& delta, const ModelOptions& options);
+
 struct Activations;
 struct AttentionLayer;
 struct ModelWeights;
