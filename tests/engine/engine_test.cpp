@@ -15,22 +15,6 @@
 namespace quern {
 namespace {
 
-std::vector<int32_t> ids_of(size_t n, uint32_t seed, bool with_ends = true) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids;
-  while (ids.size() < n)
-    ids.push_back(with_ends && random() % 50 == 0 ? 4000 : static_cast<int32_t>(random() % 4000));
-  return ids;
-}
-
-Request ask_for(std::vector<int32_t> prompt, int64_t max_tokens = 12) {
-  Request r;
-  r.prompt = std::move(prompt);
-  r.max_tokens = max_tokens;
-  r.sampling.temperature = 0;
-  return r;
-}
-
 TEST(Engine, a_row_that_is_not_a_number_ends_its_request_and_no_other) {
   TinyModel tiny(64, 5);
   TinyEngine engine(tiny, {});

@@ -16,21 +16,6 @@
 namespace quern {
 namespace {
 
-std::vector<int32_t> ids_of(int64_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids;
-  while (static_cast<int64_t>(ids.size()) < n) ids.push_back(static_cast<int32_t>(random() % 4000));
-  return ids;
-}
-
-Request ask_for(std::vector<int32_t> prompt, int64_t max_tokens) {
-  Request r;
-  r.prompt = std::move(prompt);
-  r.max_tokens = max_tokens;
-  r.sampling.temperature = 0;
-  return r;
-}
-
 // Slots are free, and all pages but those the prefix cache holds.
 void expect_all_returned(TinyEngine& engine) {
   const EngineStats s = engine.core.stats();
@@ -64,10 +49,10 @@ double longest_gap(double max_stall_ms) {
   options.max_drafts = 0;
   TinyEngine engine(tiny, options);
   RowClock clock(engine);
-  const RequestId stream = engine.submit(ask_for(ids_of(100, 1), 300));
+  const RequestId stream = engine.submit(ask_for(ids_of(100, 1, false), 300));
   const auto said = [&] { return engine.outcomes.at({stream, 0}).ids.size(); };
   while (said() < 40) engine.core.step();  // the costs of decode and prefill rows are learnt
-  const RequestId other = engine.submit(ask_for(ids_of(2000, 2), 1));
+  const RequestId other = engine.submit(ask_for(ids_of(2000, 2, false), 1));
   double longest = 0, last = clock.now;
   while (!engine.outcomes.at({other, 0}).finished) {
     const size_t before = said();
@@ -94,7 +79,7 @@ TEST(Lifecycle, drafts_that_do_not_pay_go_off_and_come_back_with_a_line_in_the_l
   options.prefix_cache = false;
   TinyEngine engine(tiny, options);
   RowClock clock(engine);
-  Request request = ask_for(ids_of(80, 3), 400);
+  Request request = ask_for(ids_of(80, 3, false), 400);
   request.sampling.temperature = 1.5F;  // nothing is easily foreseen
   const auto on = [&] {
     return engine.core.stats().block_drafts.on[static_cast<size_t>(RequestKind::Sampled)];
@@ -126,8 +111,8 @@ TEST(Lifecycle, drafts_that_do_not_pay_go_off_and_come_back_with_a_line_in_the_l
 TEST(Lifecycle, higher_priority_runs_first_and_takes_the_only_slot) {
   TinyModel tiny(32, 1);
   TinyEngine engine(tiny, {});
-  const Request low = ask_for(ids_of(70, 1), 40);
-  Request high = ask_for(ids_of(70, 2), 10);
+  const Request low = ask_for(ids_of(70, 1, false), 40);
+  Request high = ask_for(ids_of(70, 2, false), 10);
   high.priority = 1;
   const RequestId a = engine.submit(low);
   while (engine.outcomes.at({a, 0}).ids.size() < 5) engine.core.step();
@@ -152,7 +137,7 @@ void cancel_when(const char* phase, const EngineOptions& options, Request victim
                  int32_t pages = 16) {
   SCOPED_TRACE(phase);
   TinyModel tiny(pages, slots, /*rows=*/128);
-  const Request other = ask_for(ids_of(90, 50), 100);
+  const Request other = ask_for(ids_of(90, 50, false), 100);
   const auto others_ids = alone(tiny, other), victims_ids = alone(tiny, victim);
   TinyEngine engine(tiny, options);
   const RequestId beside = engine.submit(other);
@@ -181,27 +166,27 @@ TEST(Lifecycle, a_cancel_in_any_phase_frees_everything_within_a_step) {
   EngineOptions plain;
   plain.max_drafts = 0;
   cancel_when(
-      "queued", plain, ask_for(ids_of(100, 1), 20),
+      "queued", plain, ask_for(ids_of(100, 1, false), 20),
       [](TinyEngine& e, const Outcome&) { return e.core.stats().waiting == 1; }, /*slots=*/1);
   plain.max_stall_ms = 0;
   int chunks = 0;
-  cancel_when("in prefill", plain, ask_for(ids_of(400, 2), 20), [&](TinyEngine& e, const Outcome& o) {
+  cancel_when("in prefill", plain, ask_for(ids_of(400, 2, false), 20), [&](TinyEngine& e, const Outcome& o) {
     chunks += e.core.stats().running == 2 ? 1 : 0;
     return chunks == 2 && o.ids.empty();
   });
-  cancel_when("in decode", plain, ask_for(ids_of(100, 3), 40), said_some);
+  cancel_when("in decode", plain, ask_for(ids_of(100, 3, false), 40), said_some);
 
   EngineOptions drafting;
   drafting.fixed_drafts = true;
-  cancel_when("between drafts", drafting, ask_for(ids_of(100, 4), 60), said_some);
+  cancel_when("between drafts", drafting, ask_for(ids_of(100, 4, false), 60), said_some);
 
-  Request forked = ask_for(ids_of(100, 5), 40);
+  Request forked = ask_for(ids_of(100, 5, false), 40);
   forked.n = 3;
   cancel_when("forked", drafting, forked, said_some, /*slots=*/4);
 
   // The one beside it grows into the last page, and has come first.
   cancel_when(
-      "swapped out", plain, ask_for(ids_of(250, 6), 60),
+      "swapped out", plain, ask_for(ids_of(250, 6, false), 60),
       [](TinyEngine& e, const Outcome&) { return e.core.stats().preempted == 1; }, /*slots=*/2, /*pages=*/7);
 
   // Two prompts with a common beginning: the second waits until the first has computed it.
@@ -209,7 +194,7 @@ TEST(Lifecycle, a_cancel_in_any_phase_frees_everything_within_a_step) {
     SCOPED_TRACE("waiting for a prefix in flight");
     TinyModel tiny(16, 3, /*rows=*/128 + 64);
     TinyEngine engine(tiny, plain);
-    const Request first = ask_for(ids_of(300, 7), 8);
+    const Request first = ask_for(ids_of(300, 7, false), 8);
     Request second = first;
     second.prompt.back() ^= 1;
     const RequestId a = engine.submit(first), b = engine.submit(second);
@@ -229,7 +214,7 @@ TEST(Lifecycle, a_cancel_in_any_phase_frees_everything_within_a_step) {
     EngineOptions disk;
     disk.snapshot_directory = folder.path.string();
     TinyModel tiny(16, 2);
-    const Request request = ask_for(ids_of(200, 8), 8);
+    const Request request = ask_for(ids_of(200, 8, false), 8);
     { TinyEngine(tiny, disk).ask(request); }
     TinyEngine engine(tiny, disk);
     const RequestId id = engine.submit(request);
@@ -254,7 +239,7 @@ TEST(Lifecycle, a_decoded_row_that_is_not_a_number_ends_its_request_and_no_other
     std::vector<Request> requests;
     std::vector<RequestId> ids;
     for (uint32_t i = 0; i < 3; ++i) {
-      requests.push_back(ask_for(ids_of(60 + 20 * i, i), 80));
+      requests.push_back(ask_for(ids_of(60 + 20 * i, i, false), 80));
       ids.push_back(engine.submit(requests.back()));
     }
     while (engine.outcomes.at({ids[2], 0}).ids.size() < 10) engine.core.step();
@@ -287,7 +272,7 @@ TEST(Lifecycle, a_full_queue_refuses_and_says_so) {
   ModelEngine engine(*tiny.model, options);
   std::vector<RequestId> ids;
   const auto submit = [&] {
-    ids.push_back(engine.submit(ask_for(ids_of(20, 1), 1000), [&](const Event& e) {
+    ids.push_back(engine.submit(ask_for(ids_of(20, 1, false), 1000), [&](const Event& e) {
       if (!e.finished) return;
       const std::lock_guard lock(mutex);
       ++ended;

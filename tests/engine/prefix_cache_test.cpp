@@ -31,37 +31,26 @@ std::vector<int64_t> tails_of(int64_t base) {
   return tails;
 }
 
-std::vector<int32_t> ids_of(int64_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids;
-  while (static_cast<int64_t>(ids.size()) < n)
-    ids.push_back(random() % 50 == 0 ? 4000 : static_cast<int32_t>(random() % 4000));
-  return ids;
-}
-
 std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
 
 // Greedy, with log-probabilities: a state that is off by a bit shows in them long before it shows in ids.
-Request ask_for(std::vector<int32_t> prompt, int64_t max_tokens = 4) {
-  Request r;
-  r.prompt = std::move(prompt);
-  r.max_tokens = max_tokens;
-  r.sampling.temperature = 0;
+Request ask_closely(std::vector<int32_t> prompt, int64_t max_tokens = 4) {
+  Request r = ask_for(std::move(prompt), max_tokens);
   r.sampling.n_logprobs = 4;
   return r;
 }
 
 Request tail_request(int64_t base, int64_t tail) {
-  return ask_for(
+  return ask_closely(
       joined(ids_of(base, static_cast<uint32_t>(base)), ids_of(tail, static_cast<uint32_t>(1000 + tail))));
 }
 
 // Leaves snapshots at base, and at base - 64 for the prompt that ends at base: one row at least is run.
 Request first_request(int64_t base) {
-  Request r = ask_for(joined(ids_of(base, static_cast<uint32_t>(base)), {5}), 1);
+  Request r = ask_closely(joined(ids_of(base, static_cast<uint32_t>(base)), {5}), 1);
   if (base > 64) r.snapshot_points = {base - 64};
   return r;
 }
@@ -158,7 +147,7 @@ TEST(PrefixCache, a_hit_is_a_cold_start_with_an_end_of_text_around_the_snapshot)
     ids[at] = 4000;  // <|endoftext|> cuts the n-grams' context
     TinyEngine engine(tiny, with_disk(folder.path));
     for (int64_t size = 64 + 6; size > 64; --size) {
-      const Request request = ask_for({ids.begin(), ids.begin() + size});
+      const Request request = ask_closely({ids.begin(), ids.begin() + size});
       const auto expected = alone(tiny, request);
       ASSERT_EQ(engine.ask(request).ids, expected);
       const Outcome ram = engine.ask(request);
@@ -205,7 +194,7 @@ std::vector<Part> parts_of(const std::string& file) {
 TEST(PrefixCache, a_file_that_is_not_what_was_written_is_noticed_and_costs_time_only) {
   const Folder folder;
   TinyModel tiny(64, 2);
-  const Request request = ask_for(ids_of(150, 3));
+  const Request request = ask_closely(ids_of(150, 3));
   const auto expected = alone(tiny, request);
   { TinyEngine(tiny, with_disk(folder.path)).ask(request); }
   const fs::path file = *fs::directory_iterator(folder.path);
@@ -256,16 +245,16 @@ TEST(PrefixCache, a_file_that_is_not_what_was_written_is_noticed_and_costs_time_
 TEST(PrefixCache, the_next_turn_computes_its_tail_only_and_the_reply_is_shared_on_the_cpu) {
   TinyModel tiny(64, 2);
   TinyEngine engine(tiny, {});
-  Request first = ask_for(ids_of(200, 9), 150);
+  Request first = ask_closely(ids_of(200, 9), 150);
   first.snapshot_points = {70, 200};
   const Outcome o = engine.ask(first);
   const auto turn = joined(joined(first.prompt, o.ids), ids_of(20, 10));
-  const Outcome second = engine.ask(ask_for(turn));
-  EXPECT_EQ(second.ids, alone(tiny, ask_for(turn)));
+  const Outcome second = engine.ask(ask_closely(turn));
+  EXPECT_EQ(second.ids, alone(tiny, ask_closely(turn)));
   EXPECT_GE(second.usage.cached_tokens, 320);  // 349 ids of prompt and reply are computed
   // An edit of the last line only goes back to the boundary before it.
   const auto edited = joined(first.prompt, ids_of(50, 11));
-  EXPECT_EQ(engine.ask(ask_for(edited)).usage.cached_tokens, 192);
+  EXPECT_EQ(engine.ask(ask_closely(edited)).usage.cached_tokens, 192);
 }
 
 TEST(PrefixCache, two_requests_in_flight_share_their_common_prefix) {
@@ -275,7 +264,7 @@ TEST(PrefixCache, two_requests_in_flight_share_their_common_prefix) {
   std::vector<Request> requests;
   std::vector<RequestId> ids;
   for (uint32_t i = 0; i < 3; ++i) {
-    requests.push_back(ask_for(joined(head, ids_of(30 + i, 30 + i))));
+    requests.push_back(ask_closely(joined(head, ids_of(30 + i, 30 + i))));
     ids.push_back(engine.submit(requests.back()));
   }
   engine.run();

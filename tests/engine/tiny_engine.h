@@ -60,6 +60,23 @@ struct TinyModel {
   }
 };
 
+// Random ids; with ends, about one in fifty is <|endoftext|>.
+inline std::vector<int32_t> ids_of(size_t n, uint32_t seed, bool with_ends = true) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> ids;
+  while (ids.size() < n)
+    ids.push_back(with_ends && random() % 50 == 0 ? 4000 : static_cast<int32_t>(random() % 4000));
+  return ids;
+}
+
+inline Request ask_for(std::vector<int32_t> prompt, int64_t max_tokens = 12) {
+  Request r;
+  r.prompt = std::move(prompt);
+  r.max_tokens = max_tokens;
+  r.sampling.temperature = 0;
+  return r;
+}
+
 // What a reply came to.
 struct Outcome {
   std::vector<int32_t> ids;
