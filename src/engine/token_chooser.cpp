@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "base/check.h"
 
@@ -99,22 +100,17 @@ void TokenChooser::fill(SamplingRow& row, const ChoiceRow& choice) {
   }
   const bool may_not_stop = place.awaited() && !reply.request().stop_ids.empty();
   if (!p.logit_bias.empty() || may_not_stop) {
+    const auto& stops = reply.request().stop_ids;
+    std::map<int32_t, float> by_id;  // a request lists ids in any order; rows hold them sorted
+    for (const auto& [id, value] : p.logit_bias) by_id[id] += value;
+    if (may_not_stop)
+      for (const int32_t stop : stops) by_id[stop] = -std::numeric_limits<float>::infinity();
     std::vector<int32_t> ids;
     std::vector<float> bias;
-    const auto& stops = reply.request().stop_ids;
-    for (const auto& [id, value] : p.logit_bias) {
-      if (may_not_stop && std::find(stops.begin(), stops.end(), id) != stops.end()) continue;
+    for (const auto& [id, value] : by_id) {
       ids.push_back(id);
       bias.push_back(value);
     }
-    if (may_not_stop)
-      for (size_t i = 0; i < stops.size(); ++i) {
-        if (std::find(stops.begin(), stops.begin() + static_cast<int64_t>(i), stops[i]) <
-            stops.begin() + static_cast<int64_t>(i))
-          continue;
-        ids.push_back(stops[i]);
-        bias.push_back(-std::numeric_limits<float>::infinity());
-      }
     row.bias_ids = stage(std::span<const int32_t>(ids));
     row.bias = stage(std::span<const float>(bias));
     row.n_bias = static_cast<int32_t>(ids.size());

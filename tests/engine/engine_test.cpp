@@ -155,6 +155,18 @@ TEST(Engine, stop_ids_are_reported_and_the_thinking_budget_closes) {
   EXPECT_EQ(closed.ids, alone(tiny, r));
 }
 
+// A request lists biases in any order; the device looks ids up in a sorted list.
+TEST(Engine, biases_apply_in_whatever_order_they_are_listed) {
+  TinyModel tiny(4, 2);
+  TinyEngine engine(tiny, {});
+  Request r = ask_for(ids_of(9, 4), 3);
+  for (const auto& biases : std::vector<std::vector<std::pair<int32_t, float>>>{
+           {{3000, 1}, {17, 1e6F}}, {{17, 1e6F}, {3000, 1}}, {{4, 1}, {17, 1e6F}, {9, 1}, {3, 1}, {2, 1}}}) {
+    r.sampling.logit_bias = biases;
+    EXPECT_EQ(engine.ask(r).ids, (std::vector<int32_t>{17, 17, 17}));
+  }
+}
+
 TEST(Engine, what_can_never_run_is_refused_by_field) {
   TinyModel tiny(4, 2, 640, 1024);
   EngineCore core(*tiny.model, {});

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -175,8 +174,7 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
     if (p.repetition_penalty != 1)
       for (const int32_t id : r.prompt) counts[id];
     for (const int32_t id : said) ++counts[id];
-    std::vector<int32_t> ids, ns, bias_ids;
-    std::vector<float> bias;
+    std::vector<int32_t> ids, ns;
     std::vector<OwnedTensor> there;  // what the device reads
     const auto on_device = [&]<typename T>(const std::vector<T>& values) -> const T* {
       const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
@@ -187,11 +185,8 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
       return reinterpret_cast<const T*>(to.data);
     };
     for (const auto& [id, n] : counts) ids.push_back(id), ns.push_back(n);
-    for (const auto& [id, b] : p.logit_bias) bias_ids.push_back(id), bias.push_back(b);
     row.seen_ids = on_device(ids), row.seen_counts = on_device(ns);
     row.n_seen = static_cast<int32_t>(ids.size());
-    row.bias_ids = on_device(bias_ids), row.bias = on_device(bias);
-    row.n_bias = static_cast<int32_t>(bias.size());
     // The grammar from its beginning, each time anew. Ids that the thinking budget dictates may not fit; it goes on
     // behind them.
     std::vector<uint32_t> mask;
@@ -203,13 +198,16 @@ inline std::vector<int32_t> alone(TinyModel& t, const Request& r, int32_t index 
       else if (r.grammar && i == r.grammar_after_id)
         matcher.emplace(r.grammar);
     }
+    std::map<int32_t, float> biases;
+    for (const auto& [id, b] : p.logit_bias) biases[id] += b;
     // No stop while the grammar is still to begin.
     if (r.grammar && !matcher)
-      for (const int32_t stop : std::set<int32_t>(r.stop_ids.begin(), r.stop_ids.end())) {
-        bias_ids.push_back(stop), bias.push_back(-std::numeric_limits<float>::infinity());
-        row.bias_ids = bias_ids.data(), row.bias = bias.data(),
-        row.n_bias = static_cast<int32_t>(bias.size());
-      }
+      for (const int32_t stop : r.stop_ids) biases[stop] = -std::numeric_limits<float>::infinity();
+    std::vector<int32_t> bias_ids;
+    std::vector<float> bias;
+    for (const auto& [id, b] : biases) bias_ids.push_back(id), bias.push_back(b);
+    row.bias_ids = on_device(bias_ids), row.bias = on_device(bias);
+    row.n_bias = static_cast<int32_t>(bias.size());
     const auto spoken = static_cast<int64_t>(said.size());
     const bool dictated = r.thinking_budget >= 0 && spoken >= r.thinking_budget &&
                           spoken - r.thinking_budget < static_cast<int64_t>(r.thinking_close.size()) &&

@@ -127,6 +127,63 @@ TEST_P(LinearTest, a_row_does_not_depend_on_its_neighbours) {
   }
 }
 
+// On CUDA a long K that meets few rows of weight is cut over the blocks of a cluster, and more than eight rows go by
+// another kernel than fewer.
+constexpr DType kLong[] = {DType::F32,    DType::BF16, DType::F16,  DType::F8E4M3,
+                           DType::F4E2M1, DType::Q8_0, DType::Q4_K, DType::NVFP4};
+
+TEST_P(LinearTest, a_long_k_over_few_outputs_matches_double_precision) {
+  Machine m(GetParam());
+  Random random(9);
+  for (const DType dtype : kLong)
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{{40, 4096}, {19, 4864}})
+      for (const int64_t rows : {1, 9, 33, 64}) check(m, random, dtype, n, k, rows);
+}
+
+TEST_P(LinearTest, a_row_over_a_long_k_does_not_depend_on_its_neighbours) {
+  Machine m(GetParam());
+  Random random(10);
+  for (const DType dtype : kLong) {
+    const int64_t n = 40, k = 4864, rows = 70;
+    const TestWeight w = random_weight(m, random, dtype, n, k);
+    const auto x = random.normals(rows * k);
+    for (const bool decode : {true, false}) {
+      const auto whole = product(m, w, x, rows, decode ? rows : 0);
+      for (const int64_t size : {1, 7, 8, 9, 16, 17, 32, 33, 64}) {
+        const int64_t first = random.integer(0, rows - size);
+        ASSERT_EQ(difference(product(m, w, {x.begin() + first * k, x.begin() + (first + size) * k}, size,
+                                     decode ? size : 0),
+                             {whole.begin() + first * n, whole.begin() + (first + size) * n}),
+                  "")
+            << name(dtype) << (decode ? " decode" : " prefill") << ", rows " << first << " to "
+            << first + size;
+      }
+    }
+  }
+}
+
+TEST_P(LinearTest, injected_rows_over_a_long_k_do_not_depend_on_their_neighbours) {
+  Machine m(GetParam());
+  Random random(11);
+  for (const DType dtype : {DType::BF16, DType::F8E4M3}) {
+    const int64_t n = 48, k = 4096, rows = 41, S = 4;
+    const TestWeight w = random_weight(m, random, dtype, n, k);
+    const auto a = random.normals(rows * k), x = random.normals(rows * S * n), inj = random.normals(rows * S);
+    const auto of = [&](int64_t first, int64_t size) {
+      const Tensor xt = m.f32({size, S * n}, {x.begin() + first * S * n, x.begin() + (first + size) * S * n});
+      linear_inject(m.s, xt, m.f32({size, S}, {inj.begin() + first * S, inj.begin() + (first + size) * S}),
+                    m.f32({size, k}, {a.begin() + first * k, a.begin() + (first + size) * k}), w.w, size);
+      return m.read(xt);
+    };
+    const auto whole = of(0, rows);
+    for (const auto& [first, size] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {40, 1}, {3, 8}, {7, 9}})
+      ASSERT_EQ(difference(of(first, size), {whole.begin() + first * S * n,
+                                             whole.begin() + (first + size) * S * n}),
+                "")
+          << name(dtype) << ", rows " << first << " to " << first + size;
+  }
+}
+
 // Prompts of every length: on CUDA the long one goes in larger tiles.
 TEST_P(LinearTest, a_prompt_row_does_not_depend_on_the_length_of_the_prompt) {
   Machine m(GetParam());

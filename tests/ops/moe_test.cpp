@@ -232,19 +232,30 @@ TEST_P(MoeTest, equal_probabilities_go_to_the_lower_id) {
 TEST_P(MoeTest, a_row_does_not_depend_on_its_neighbours) {
   Machine m(GetParam());
   Random random(3);
-  for (const DType dtype : {DType::BF16, DType::Q8_0}) {
-    const Case c = make(m, random, 256, 96, 16, 4, dtype);
-    const int64_t rows = 45;
+  struct Size {
+    DType dtype;
+    int64_t I, E;
+    int K;
+  };
+  // Some 12 rows an expert; then a few of many experts.
+  for (const Size& z :
+       {Size{DType::BF16, 96, 16, 4}, Size{DType::Q8_0, 96, 16, 4}, Size{DType::F8E4M3, 96, 16, 4},
+        Size{DType::F4E2M1, 96, 16, 4}, Size{DType::Q4_K, 256, 16, 4}, Size{DType::NVFP4, 128, 16, 4},
+        Size{DType::F4E2M1, 64, 61, 10}, Size{DType::F8E4M3, 64, 61, 10}}) {
+    const int64_t rows = z.K == 4 ? 45 : 64;
+    const Case c = make(m, random, 256, z.I, z.E, z.K, z.dtype);
     const auto h = random.normals(rows * 256), x = random.normals(rows * 1024),
                inj = random.normals(rows * 4);
     for (const bool decode : {true, false}) {
       const Result whole = run(m, c, h, x, inj, decode ? rows : 0);
-      for (const int64_t t : {int64_t{0}, int64_t{13}, rows - 1}) {
-        const Result one = run(m, c, {h.begin() + t * 256, h.begin() + (t + 1) * 256},
-                               {x.begin() + t * 1024, x.begin() + (t + 1) * 1024},
-                               {inj.begin() + t * 4, inj.begin() + (t + 1) * 4}, decode ? 1 : 0);
-        ASSERT_EQ(difference(one.x, {whole.x.begin() + t * 1024, whole.x.begin() + (t + 1) * 1024}), "")
-            << name(dtype) << (decode ? " decode" : " prefill") << " row " << t;
+      for (const int64_t size : {1, 2, 9, 16}) {
+        for (const int64_t t : {int64_t{0}, int64_t{13}, rows - size}) {
+          const Result part = run(m, c, {h.begin() + t * 256, h.begin() + (t + size) * 256},
+                                  {x.begin() + t * 1024, x.begin() + (t + size) * 1024},
+                                  {inj.begin() + t * 4, inj.begin() + (t + size) * 4}, decode ? size : 0);
+          ASSERT_EQ(difference(part.x, {whole.x.begin() + t * 1024, whole.x.begin() + (t + size) * 1024}), "")
+              << name(z.dtype) << (decode ? " decode" : " prefill") << ", rows " << t << " to " << t + size;
+        }
       }
     }
   }
