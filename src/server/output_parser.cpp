@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/json_repair.h"
 #include "base/utf8.h"
 #include "server/output_parser_tags.h"
 
@@ -512,12 +513,13 @@ bool OutputParser::step_json(bool at_end) {
   const size_t whole = end == std::string::npos ? pending_.size() : end + kCallEnd.size();
   std::string name, text;
   try {
-    const Json call = parse_json(pending_.substr(json_begin_, std::min(end, pending_.size()) - json_begin_));
+    const Json call =
+        parse_repaired_json(pending_.substr(json_begin_, std::min(end, pending_.size()) - json_begin_));
     const Json* given = call.find("name");
     const Json* values = call.find("arguments");
     if (values == nullptr) values = call.find("parameters");
     Json parsed = values == nullptr ? Json(Json::Object{}) : *values;
-    if (parsed.is_string()) parsed = parse_json(parsed.as_string());
+    if (parsed.is_string()) parsed = parse_repaired_json(parsed.as_string());
     if (given != nullptr && given->is_string() && parsed.is_object()) {
       name = given->as_string();
       text = write_json(parsed);

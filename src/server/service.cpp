@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/json_repair.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "server/anthropic.h"
-#include "server/json_repair.h"
 #include "server/openai.h"
 #include "server/responses.h"
 #if __has_include("server/page.h")

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/json_repair.h"
 
 namespace quern {
 
@@ -135,7 +136,8 @@ std::string argument_json(std::string_view text, JsonTypes types) {
     return quoted;
   };
   if (types == kStringType) return as_string();
-  const std::string_view literal = trimmed(text);
+  std::string literal(trimmed(text));
+  repair_surrogates(literal);
   if (types != kAnyType) {
     if ((types & kBooleanType) != 0 && (literal == "True" || literal == "False")) {
       return literal == "True" ? "true" : "false";
@@ -143,7 +145,7 @@ std::string argument_json(std::string_view text, JsonTypes types) {
     if ((types & kNullType) != 0 && literal == "None") return "null";
   }
   try {
-    if (!literal.empty() && (types & type_of(parse_json(literal))) != 0) return std::string(literal);
+    if (!literal.empty() && (types & type_of(parse_json(literal))) != 0) return literal;
   } catch (const Error&) {  // not JSON, so a string
   }
   return as_string();

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/json_repair.h"
 
 namespace quern {
 
@@ -54,7 +55,7 @@ Json call_arguments(const Json& arguments, const std::string& place) {
   if (text.find_first_not_of(" \t\r\n") == text.npos) return Json(Json::Object{});
   Json parsed;
   try {
-    parsed = parse_json(text);
+    parsed = parse_repaired_json(text);
   } catch (const Error& e) {
     throw Error(fmt::format("{}: expected a JSON object in the string: {}", place, e.what()));
   }
@@ -124,6 +125,11 @@ Json prepare_message(const Json& message, const std::string& place) {
   Json prepared;
   if (calls != nullptr && !calls->is_null()) prepared = prepare_calls(*calls, place + ".tool_calls");
   erase_member(out, "tool_calls");
+  // The one call of clients from before tool_calls.
+  const Json* call = message.find("function_call");
+  if (call != nullptr && !call->is_null() && prepared.size() == 0)
+    prepared = prepare_calls(Json(Json::Array{*call}), place + ".function_call");
+  erase_member(out, "function_call");
   if (prepared.size() > 0) {
     if (name != "assistant")
       throw Error(fmt::format("{}.tool_calls: only an assistant message has them", place));

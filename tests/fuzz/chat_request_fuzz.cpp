@@ -5,9 +5,9 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/json_repair.h"
 #include "base/log.h"
 #include "server/anthropic.h"
-#include "server/json_repair.h"
 #include "server/openai.h"
 #include "server/responses.h"
 

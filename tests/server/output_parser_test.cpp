@@ -236,6 +236,7 @@ TEST(OutputParser, values_have_the_types_of_the_schema) {
   EXPECT_EQ(typed("level", "low"), R"("low")");
   EXPECT_EQ(typed("ref", "5"), "5");
   EXPECT_EQ(typed("obj", " {\"a\":\n 1} "), "{\"a\":\n 1}");
+  EXPECT_EQ(typed("tags", R"(["\ud83d"])"), R"(["\ufffd"])");  // half a pair does not make it a string
 }
 
 // R47: values are only ever read as JSON.

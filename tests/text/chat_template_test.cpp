@@ -312,6 +312,17 @@ TEST(ChatMessages, legal_shapes_of_history_render) {
             std::string::npos)
       << text;
   EXPECT_NE(text.find("<tool_response>\n21\n</tool_response>"), std::string::npos);
+  // JavaScript cuts strings within a surrogate pair; the arguments are JSON within JSON.
+  EXPECT_NE(prompt_of(bundled(), history(R"("{\"a\": \"x\\ud83d\"}")", "null"))
+                .find("<parameter=a>\nx\xEF\xBF\xBD\n"),
+            std::string::npos);
+  // The call of clients from before tool_calls.
+  EXPECT_NE(
+      prompt_of(
+          bundled(),
+          R"([{"role":"user","content":"q"},{"role":"assistant","content":null,"function_call":{"name":"f","arguments":"{\"a\": 1}"}},{"role":"function","name":"f","content":"21"}])")
+          .find("<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"),
+      std::string::npos);
   for (const char* empty : {R"("")", "{}", R"("{}")", "null", R"("  ")", R"("null")"}) {
     EXPECT_NE(prompt_of(bundled(), history(empty, "null")).find("<function=f>\n</function>"),
               std::string::npos)

@@ -1,4 +1,4 @@
-#include "server/json_repair.h"
+#include "base/json_repair.h"
 
 #include <cstdint>
 #include <cstring>
@@ -49,6 +49,11 @@ size_t repair_surrogates(std::string& json) {
     at += 6;
   }
   return repaired;
+}
+
+Json parse_repaired_json(std::string text, const JsonLimits& limits) {
+  repair_surrogates(text);
+  return parse_json(text, limits);
 }
 
 }  // namespace quern

@@ -6,9 +6,13 @@
 #include <cstddef>
 #include <string>
 
+#include "base/json.h"
+
 namespace quern {
 
 // Replaces each \uD800…\uDFFF that is no half of a pair by \ufffd, in place, and returns how many there were.
 size_t repair_surrogates(std::string& json);
+// For JSON within a string of such a text (the arguments of a call), where the repair of the outer one does not reach.
+Json parse_repaired_json(std::string text, const JsonLimits& limits = {});
 
 }  // namespace quern
