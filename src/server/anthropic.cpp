@@ -221,8 +221,6 @@ class AnthropicWriter : public ReplyWriter {
         return close(out);
       case Piece::Kind::CallArguments:
         break;
-      case Piece::Kind::Logprobs:
-        return;
     }
     if (!stream_) {
       text_ += piece.text;

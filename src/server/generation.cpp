@@ -9,6 +9,9 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
+// A stream is handed about this much at a time: tokens that queued for a client that does not read stay four bytes each.
+constexpr size_t kStreamBytes = 64 << 10;
+
 double seconds_between(Clock::time_point a, Clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
 }
@@ -122,31 +125,51 @@ void Generation::poll(ReplyWriter& writer, std::string& out) {
     if (!items.empty()) replies_[static_cast<size_t>(items[0].reply)].usage = items[0].usage;
     writer.begin(usage(), out);
   }
-  for (Item& item : items) {
-    take(item, writer, out);
+  for (auto item = items.begin(); item != items.end(); ++item) {
+    const bool whole = take(*item, writer, out);
     if (error_) return;
+    if (whole) continue;
+    put_back(item, items);
+    return setup_.wake();
   }
 }
 
-void Generation::take(Item& item, ReplyWriter& writer, std::string& out) {
+// What was not turned into words: it comes before what has come meanwhile.
+void Generation::put_back(std::vector<Item>::iterator from, std::vector<Item>& items) {
+  std::lock_guard lock(mutex_);
+  queue_.insert(queue_.begin(), std::make_move_iterator(from), std::make_move_iterator(items.end()));
+}
+
+// False: a stream has enough to send; the rest of the item stays in it.
+bool Generation::take(Item& item, ReplyWriter& writer, std::string& out) {
   ReplyState& state = replies_[static_cast<size_t>(item.reply)];
-  if (state.ended) return;
+  if (state.ended) return true;
   state.usage = item.usage;
-  for (size_t i = 0; i < item.ids.size() && !state.ended; ++i)
+  for (size_t i = 0; i < item.ids.size() && !state.ended; ++i) {
+    if (out.size() > kStreamBytes && writer.is_stream()) {
+      item.ids.erase(item.ids.begin(), item.ids.begin() + static_cast<int64_t>(i));
+      item.logprobs.erase(item.logprobs.begin(),
+                          item.logprobs.begin() + static_cast<int64_t>(std::min(i, item.logprobs.size())));
+      return false;
+    }
     take_token(item.ids[i], i < item.logprobs.size() ? &item.logprobs[i] : nullptr, item.reply, writer, out);
-  if (!item.finished || state.ended) return;
+  }
+  if (!item.finished || state.ended) return true;
   switch (item.reason) {
     case FinishReason::Stop:
-      return end_reply(item.reply, EndReason::Stop, writer, out);
+      end_reply(item.reply, EndReason::Stop, writer, out);
+      break;
     case FinishReason::Length:
-      return end_reply(item.reply, EndReason::Length, writer, out);
+      end_reply(item.reply, EndReason::Length, writer, out);
+      break;
     case FinishReason::Cancelled:
       error_ = ApiError(503, "the request was cancelled: the server is shutting down", {}, "cancelled");
-      return;
+      break;
     case FinishReason::Error:
       error_ = ApiError(500, item.error.empty() ? "the engine failed" : item.error, {}, "engine_error");
       cancel();
   }
+  return true;
 }
 
 void Generation::take_token(int32_t id, const TokenLogprob* logprob, int32_t reply, ReplyWriter& writer,
@@ -158,14 +181,14 @@ void Generation::take_token(int32_t id, const TokenLogprob* logprob, int32_t rep
   if (setup_.tokenizer->is_special(id)) return;
   const bool reasoning = state.parser.in_reasoning();
   if (reasoning) ++state.reasoning_tokens;
-  const auto events = state.parser.push(setup_.tokenizer->token_bytes(id), setup_.tokenizer->is_added(id));
   // Log-probabilities are the answer's: not those of reasoning, tags and calls.
-  if (logprob && !reasoning && !setup_.tokenizer->is_added(id) && !state.call_open)
-    state.logprobs.push_back(entry(id, *logprob));
+  if (logprob && !reasoning && !state.call_open)
+    state.logprobs.push(entry(id, *logprob), setup_.tokenizer->is_added(id));
+  const auto events = state.parser.push(setup_.tokenizer->token_bytes(id), setup_.tokenizer->is_added(id));
   hand_over(events, reply, writer, out);
 }
 
-// The parser's events, as pieces; log-probabilities follow the content they belong to.
+// The parser's events, as pieces.
 void Generation::hand_over(const std::vector<OutputEvent>& events, int32_t reply, ReplyWriter& writer,
                            std::string& out) {
   ReplyState& state = replies_[static_cast<size_t>(reply)];
@@ -177,14 +200,17 @@ void Generation::hand_over(const std::vector<OutputEvent>& events, int32_t reply
     switch (event.kind) {
       case OutputEvent::Kind::Reasoning:
         piece.kind = Piece::Kind::Reasoning;
+        state.logprobs.clear();
         break;
       case OutputEvent::Kind::Content:
         piece.kind = Piece::Kind::Content;
+        piece.logprobs = state.logprobs.claim(event.text);
         break;
       case OutputEvent::Kind::CallBegin:
         piece.kind = Piece::Kind::CallBegin;
         piece.name = event.name;
         piece.id = random_id("call_");
+        state.logprobs.clear();
         state.call_open = true;
         break;
       case OutputEvent::Kind::CallArguments:
@@ -202,13 +228,6 @@ void Generation::hand_over(const std::vector<OutputEvent>& events, int32_t reply
       case OutputEvent::Kind::Enough:
         return end_reply(reply, EndReason::ToolCalls, writer, out);
     }
-    writer.piece(piece, out);
-  }
-  if (!state.logprobs.empty()) {
-    Piece piece;
-    piece.kind = Piece::Kind::Logprobs;
-    piece.reply = reply;
-    piece.logprobs.swap(state.logprobs);
     writer.piece(piece, out);
   }
 }

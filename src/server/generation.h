@@ -13,6 +13,7 @@
 
 #include "base/json.h"
 #include "engine/engine.h"
+#include "server/content_logprobs.h"
 #include "server/metrics.h"
 #include "server/output_parser.h"
 #include "server/reply.h"
@@ -43,7 +44,8 @@ class Generation {
   void accept(const Event& event);
   void submitted(RequestId id);
 
-  // Hands what has come to the writer. From one thread at a time.
+  // Hands what has come to the writer; of a stream so much as one write should have, and wakes for the rest. From one
+  // thread at a time.
   void poll(ReplyWriter& writer, std::string& out);
   // After poll: every reply has ended, or the whole has failed.
   bool finished() const { return open_ == 0 || error_; }
@@ -72,11 +74,12 @@ class Generation {
     int64_t tokens = 0, reasoning_tokens = 0;
     bool call_open = false, ended = false;
     std::string stop_string;  // the one that matched
-    std::vector<LogprobEntry> logprobs;
+    ContentLogprobs logprobs;
     Usage usage;
   };
 
-  void take(Item& item, ReplyWriter& writer, std::string& out);
+  bool take(Item& item, ReplyWriter& writer, std::string& out);
+  void put_back(std::vector<Item>::iterator from, std::vector<Item>& items);
   void take_token(int32_t id, const TokenLogprob* logprob, int32_t reply, ReplyWriter& writer,
                   std::string& out);
   void hand_over(const std::vector<OutputEvent>& events, int32_t reply, ReplyWriter& writer,

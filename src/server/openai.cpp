@@ -12,8 +12,10 @@ namespace quern {
 namespace {
 
 void append_logprob_number(std::string& out, float value) {
-  // JSON has no infinity; clients know -9999 as "never".
-  out += std::isfinite(value) ? fmt::format("{:.7g}", value) : "-9999.0";
+  // JSON has no infinity; clients know -9999 as "never". A whole number stays a float to typed readers.
+  std::string number = std::isfinite(value) ? fmt::format("{:.7g}", value) : "-9999";
+  if (number.find_first_of(".e") == number.npos) number += ".0";
+  out += number;
 }
 
 void append_bytes(std::string& out, const std::string& bytes) {
@@ -35,17 +37,7 @@ void append_candidate(std::string& out, const LogprobEntry::Candidate& candidate
 // {"content": [...]} of chat/completions.
 void append_chat_logprobs(std::string& out, const std::vector<LogprobEntry>& entries) {
   out += R"({"content":[)";
-  for (size_t i = 0; i < entries.size(); ++i) {
-    if (i) out += ',';
-    append_candidate(out, entries[i].chosen);
-    out += R"(,"top_logprobs":[)";
-    for (size_t j = 0; j < entries[i].top.size(); ++j) {
-      if (j) out += ',';
-      append_candidate(out, entries[i].top[j]);
-      out += '}';
-    }
-    out += "]}";
-  }
+  append_openai_logprobs(out, entries);
   out += R"(],"refusal":null})";
 }
 
@@ -208,10 +200,14 @@ class ChoicesWriter : public ReplyWriter {
                    reply, key_, payload, logprobs, reason);
     out += include_usage_ ? ",\"usage\":null}\n\n" : "}\n\n";
   }
-  void logprobs_chunk(std::string& out, const Piece& piece) {
-    std::string logprobs;
-    append_logprobs(logprobs, static_cast<size_t>(piece.reply), piece.logprobs);
-    chunk(out, piece.reply, empty_, "null", logprobs);
+  // A chunk of the answer's text with the log-probabilities of its tokens.
+  void content_chunk(std::string& out, const Piece& piece, std::string_view payload) {
+    std::string logprobs = "null";
+    if (!piece.logprobs.empty()) {
+      logprobs.clear();
+      append_logprobs(logprobs, static_cast<size_t>(piece.reply), piece.logprobs);
+    }
+    chunk(out, piece.reply, payload, "null", logprobs);
   }
 
   const bool stream_, include_usage_, wants_logprobs_;
@@ -244,7 +240,7 @@ class ChatWriter : public ChoicesWriter {
         delta_ += R"({"content":)";
         append_json_string(delta_, piece.text);
         delta_ += '}';
-        break;
+        return content_chunk(out, piece, delta_);
       case Piece::Kind::CallBegin:
         delta_ +=
             fmt::format(R"({{"tool_calls":[{{"index":{},"id":"{}","type":"function","function":{{"name":)",
@@ -259,8 +255,6 @@ class ChatWriter : public ChoicesWriter {
         break;
       case Piece::Kind::CallEnd:
         return;
-      case Piece::Kind::Logprobs:
-        return logprobs_chunk(out, piece);
     }
     chunk(out, piece.reply, delta_);
   }
@@ -309,13 +303,10 @@ class CompletionWriter : public ChoicesWriter {
 
   void piece(const Piece& piece, std::string& out) override {
     if (!stream_) return replies_[static_cast<size_t>(piece.reply)].add(piece);
-    if (piece.kind == Piece::Kind::Content) {
-      std::string text;
-      append_json_string(text, piece.text);
-      chunk(out, piece.reply, text);
-    } else if (piece.kind == Piece::Kind::Logprobs) {
-      logprobs_chunk(out, piece);
-    }
+    if (piece.kind != Piece::Kind::Content) return;
+    std::string text;
+    append_json_string(text, piece.text);
+    content_chunk(out, piece, text);
   }
 
  private:
@@ -500,6 +491,20 @@ std::string openai_models(const std::vector<std::string>& names, int64_t context
     out += openai_model(names[i], names[0], context, created);
   }
   return out + "]}";
+}
+
+void append_openai_logprobs(std::string& out, const std::vector<LogprobEntry>& entries) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i) out += ',';
+    append_candidate(out, entries[i].chosen);
+    out += R"(,"top_logprobs":[)";
+    for (size_t j = 0; j < entries[i].top.size(); ++j) {
+      if (j) out += ',';
+      append_candidate(out, entries[i].top[j]);
+      out += '}';
+    }
+    out += "]}";
+  }
 }
 
 void append_openai_usage(std::string& out, const ReplyUsage& u) {

@@ -28,6 +28,8 @@ std::string openai_models(const std::vector<std::string>& names, int64_t context
 
 // Logs the fields of a request that nothing reads.
 void log_unknown_fields(std::string_view endpoint, const std::vector<std::string>& names);
+// The entries of a "logprobs" array, brackets left to the caller: token, logprob, bytes, top_logprobs.
+void append_openai_logprobs(std::string& out, const std::vector<LogprobEntry>& entries);
 // "usage" of both endpoints.
 void append_openai_usage(std::string& out, const ReplyUsage& usage);
 

@@ -12,6 +12,7 @@ void WholeReply::add(const Piece& piece) {
       break;
     case Piece::Kind::Content:
       content += piece.text;
+      logprobs.insert(logprobs.end(), piece.logprobs.begin(), piece.logprobs.end());
       break;
     case Piece::Kind::CallBegin:
       calls.push_back({piece.id, piece.name, {}});
@@ -20,9 +21,6 @@ void WholeReply::add(const Piece& piece) {
       calls.at(static_cast<size_t>(piece.call)).arguments += piece.text;
       break;
     case Piece::Kind::CallEnd:
-      break;
-    case Piece::Kind::Logprobs:
-      logprobs.insert(logprobs.end(), piece.logprobs.begin(), piece.logprobs.end());
       break;
   }
 }

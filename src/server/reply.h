@@ -26,11 +26,10 @@ struct LogprobEntry {
 struct Piece {
   enum class Kind : uint8_t {
     Reasoning,
-    Content,
+    Content,        // with the log-probabilities of its tokens, where asked for
     CallBegin,      // id and name
     CallArguments,  // text: the next part of the JSON
     CallEnd,        // complete: false where a limit cut it short; text is then the call as the model wrote it
-    Logprobs,       // of tokens whose text has come or will come
   };
   Kind kind = Kind::Content;
   int32_t reply = 0;

@@ -59,6 +59,16 @@ ResponseStore::ResponseStore(const std::string& path, int64_t max_responses)
     run("CREATE TABLE IF NOT EXISTS responses (turn INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, previous "
         "TEXT NOT "
         "NULL, created INTEGER NOT NULL, items TEXT NOT NULL, response TEXT NOT NULL)");
+    // Which turns hold an item. A file from before this table gets its entries here.
+    run("CREATE TABLE IF NOT EXISTS items (id TEXT NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (id, turn)) "
+        "WITHOUT ROWID");
+    run("CREATE INDEX IF NOT EXISTS items_of_turn ON items (turn)");
+    run("CREATE TRIGGER IF NOT EXISTS drop_items AFTER DELETE ON responses BEGIN DELETE FROM items WHERE "
+        "turn = "
+        "OLD.turn; END");
+    run("INSERT OR IGNORE INTO items SELECT json_extract(value, '$.id'), turn FROM responses, "
+        "json_each(responses.items) WHERE NOT EXISTS (SELECT 1 FROM items) AND CASE type WHEN 'object' THEN "
+        "json_type(value, '$.id') END = 'text'");
   } catch (const Error& error) {
     sqlite3_close(db_);
     throw Error("response store " + path_ + ": " + error.what());
@@ -77,6 +87,17 @@ void ResponseStore::run(const char* sql) {
 
 void ResponseStore::put(const StoredResponse& r) {
   std::lock_guard lock(mutex_);
+  run("BEGIN IMMEDIATE");
+  try {
+    insert(r);
+    run("COMMIT");
+  } catch (...) {
+    sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
+    throw;
+  }
+}
+
+void ResponseStore::insert(const StoredResponse& r) {
   Statement(
       db_, "INSERT OR REPLACE INTO responses (id, previous, created, items, response) VALUES (?, ?, ?, ?, ?)")
       .bind(1, r.id)
@@ -84,6 +105,12 @@ void ResponseStore::put(const StoredResponse& r) {
       .bind(3, r.created)
       .bind(4, r.items)
       .bind(5, r.response)
+      .step();
+  Statement(db_,
+            "INSERT OR IGNORE INTO items SELECT json_extract(value, '$.id'), ? FROM json_each(?) WHERE "
+            "CASE type WHEN 'object' THEN json_type(value, '$.id') END = 'text'")
+      .bind(1, sqlite3_last_insert_rowid(db_))
+      .bind(2, r.items)
       .step();
   Statement(db_, "DELETE FROM responses WHERE turn <= (SELECT MAX(turn) FROM responses) - ?")
       .bind(1, max_responses_)
@@ -96,6 +123,22 @@ std::optional<StoredResponse> ResponseStore::get(const std::string& id) const {
   select.bind(1, id);
   if (!select.step()) return std::nullopt;
   return StoredResponse{id, select.text(0), select.integer(1), select.text(2), select.text(3)};
+}
+
+std::optional<Json> ResponseStore::item(const std::string& id) const {
+  std::string items;
+  {
+    std::lock_guard lock(mutex_);
+    Statement select(
+        db_, "SELECT responses.items FROM items JOIN responses USING (turn) WHERE items.id = ? LIMIT 1");
+    select.bind(1, id);
+    if (!select.step()) return std::nullopt;
+    items = select.text(0);
+  }
+  const Json parsed = parse_json(items);
+  for (const Json& item : parsed.as_array())
+    if (const Json* own = item.find("id"); own && *own == Json(id)) return item;
+  return std::nullopt;
 }
 
 bool ResponseStore::remove(const std::string& id) {

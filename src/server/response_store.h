@@ -33,12 +33,15 @@ class ResponseStore {
   void put(const StoredResponse& response);
   std::optional<StoredResponse> get(const std::string& id) const;
   bool remove(const std::string& id);
+  // An output item of a response that is stored, by its id; nothing where there is none.
+  std::optional<Json> item(const std::string& id) const;
   // The items of the whole conversation up to and including `id`, oldest first; nothing where a link is missing.
   std::optional<Json> history(const std::string& id, size_t max_turns = 10'000) const;
   int64_t size() const;
 
  private:
   void run(const char* sql);
+  void insert(const StoredResponse& response);
 
   std::string path_;
   int64_t max_responses_;

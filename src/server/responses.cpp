@@ -88,6 +88,12 @@ class MessageBuilder {
         reasoning_ = from_base64(*sealed);
       if (const Json* summary = fields.get("summary"); summary && reasoning_.empty() && summary->size())
         reasoning_ = part_text(*summary, at + ".summary");
+    } else if (kind == "function_call" && is_cut(fields)) {
+      // Nobody can answer half a call; the model wrote it, so it stays as text.
+      const std::string* arguments = fields.text("arguments");
+      content_ += fields.required_text("name") + (arguments ? *arguments : "");
+      has_content_ = true;
+      log(LogLevel::Debug, "{}: a call that a limit cut short is told as text", at);
     } else if (kind == "function_call") {
       Json function, call;
       function.set("name", fields.required_text("name"));
@@ -128,6 +134,10 @@ class MessageBuilder {
 
  private:
   bool has_calls() const { return calls_.size() > 0; }
+  static bool is_cut(Fields& fields) {
+    const std::string* status = fields.text("status");
+    return status && *status == "incomplete";
+  }
   static std::string call_id(Fields& fields) {
     if (const std::string* id = fields.text("call_id")) return *id;
     if (const std::string* id = fields.text("id")) return *id;
@@ -226,10 +236,11 @@ class ResponsesWriter : public ReplyWriter {
         return close(piece.complete ? "completed" : "incomplete", out);
       case Piece::Kind::CallArguments:
         break;
-      case Piece::Kind::Logprobs:
-        return;
     }
     text_ += piece.text;
+    std::string logprobs;
+    append_openai_logprobs(logprobs, piece.logprobs);
+    if (!logprobs.empty()) logprobs_ += (logprobs_.empty() ? "" : ",") + logprobs;
     if (!is_stream()) return;
     std::string delta;
     append_json_string(delta, piece.text);
@@ -239,7 +250,7 @@ class ResponsesWriter : public ReplyWriter {
             fmt::format(R"({},"content_index":0,"delta":{})", where, delta));
     else if (item_ == Item::Message)
       event(out, "response.output_text.delta",
-            fmt::format(R"({},"content_index":0,"delta":{},"logprobs":[])", where, delta));
+            fmt::format(R"({},"content_index":0,"delta":{},"logprobs":[{}])", where, delta, logprobs));
     else
       event(out, "response.function_call_arguments.delta", fmt::format(R"({},"delta":{})", where, delta));
   }
@@ -317,30 +328,31 @@ class ResponsesWriter : public ReplyWriter {
       case Item::Message:
         return fmt::format(
             R"({{"id":"{}","type":"message","status":"{}","role":"assistant","content":[{}]}})", item_id_,
-            status, empty ? "" : part(text));
+            status, empty ? "" : part(text, logprobs_));
       default:
         return fmt::format(
             R"({{"id":"{}","type":"function_call","status":"{}","call_id":"{}","name":{},"arguments":{}}})",
             item_id_, status, call_id_, name_, text);
     }
   }
-  static std::string part(const std::string& text) {
-    return R"({"type":"output_text","text":)" + text + R"(,"annotations":[],"logprobs":[]})";
+  static std::string part(const std::string& text, const std::string& logprobs) {
+    return R"({"type":"output_text","text":)" + text + R"(,"annotations":[],"logprobs":[)" + logprobs + "]}";
   }
 
   void open(Item item_kind, std::string& out) {
     if (item_ == item_kind) return;
     close("completed", out);
     item_ = item_kind;
-    text_.clear();
+    text_.clear(), logprobs_.clear();
     item_id_ = random_id(item_ == Item::Reasoning ? "rs_" : item_ == Item::Message ? "msg_" : "fc_");
     if (!is_stream()) return;
     event(out, "response.output_item.added",
           fmt::format(R"("output_index":{},"item":{})", index_, item("in_progress", true)));
     if (item_ != Item::Call)
-      event(out, "response.content_part.added",
-            fmt::format(R"("item_id":"{}","output_index":{},"content_index":0,"part":{})", item_id_, index_,
-                        item_ == Item::Message ? part("\"\"") : R"({"type":"reasoning_text","text":""})"));
+      event(
+          out, "response.content_part.added",
+          fmt::format(R"("item_id":"{}","output_index":{},"content_index":0,"part":{})", item_id_, index_,
+                      item_ == Item::Message ? part("\"\"", "") : R"({"type":"reasoning_text","text":""})"));
   }
 
   void close(std::string_view status, std::string& out) {
@@ -360,9 +372,9 @@ class ResponsesWriter : public ReplyWriter {
             fmt::format(R"({},"content_index":0,"part":{{"type":"reasoning_text","text":{}}})", where, text));
       } else if (item_ == Item::Message) {
         event(out, "response.output_text.done",
-              fmt::format(R"({},"content_index":0,"text":{},"logprobs":[])", where, text));
+              fmt::format(R"({},"content_index":0,"text":{},"logprobs":[{}])", where, text, logprobs_));
         event(out, "response.content_part.done",
-              fmt::format(R"({},"content_index":0,"part":{})", where, part(text)));
+              fmt::format(R"({},"content_index":0,"part":{})", where, part(text, logprobs_)));
       } else {
         event(out, "response.function_call_arguments.done",
               fmt::format(R"({},"name":{},"arguments":{})", where, name_, text));
@@ -395,7 +407,7 @@ class ResponsesWriter : public ReplyWriter {
   int64_t sequence_ = 0;
   int index_ = 0;
   Item item_ = Item::None;
-  std::string item_id_, call_id_, name_, text_, items_;
+  std::string item_id_, call_id_, name_, text_, logprobs_, items_;
   ReplyEnd end_;
 };
 
@@ -446,6 +458,23 @@ ResponsesRequest parse_responses(const Json& body, const RequestLimits& limits, 
     if (input->size() > limits.messages)
       bad_field("input", fmt::format("at most {} items", limits.messages), *input);
     out.input_items = *input;
+    // Stored as what they stand for: the next turn must not hang on an older one that is deleted meanwhile.
+    for (size_t i = 0; i < out.input_items.size(); ++i) {
+      Json& item = out.input_items.as_array()[i];
+      const Json* type = item.find("type");
+      const Json* role = item.find("role");
+      const Json* id = item.find("id");
+      const bool bare = !type && !role && id && item.size() == 1;  // the type may be left out
+      if (!bare && !(type && *type == Json("item_reference"))) continue;
+      const std::string at = fmt::format("input[{}]", i);
+      const std::string wanted = Fields(item, at).required_text("id");
+      std::optional<Json> stored = store.item(wanted);
+      if (!stored)
+        throw ApiError(404,
+                       at + ": the item " + write_json(Json(wanted.substr(0, 80))) + " is not stored here",
+                       at, "item_not_found");
+      item = std::move(*stored);
+    }
   }
   for (size_t i = 0; i < out.input_items.size(); ++i)
     builder.add(out.input_items.as_array()[i], fmt::format("input[{}]", i));
@@ -468,9 +497,20 @@ ResponsesRequest parse_responses(const Json& body, const RequestLimits& limits, 
   }
   if (const Json* variables = fields.get("chat_template_kwargs"))
     read_template_variables(*variables, "chat_template_kwargs", request);
+  const auto top = fields.integer("top_logprobs", 0, 20);
   if (const Json* include = fields.array("include"))
-    for (const Json& name : include->as_array())
-      if (name.is_string() && name.as_string() == "reasoning.encrypted_content") out.include_encrypted = true;
+    for (const Json& name : include->as_array()) {
+      if (!name.is_string()) bad_field("include", "an array of strings", name);
+      if (name.as_string() == "reasoning.encrypted_content")
+        out.include_encrypted = true;
+      else if (name.as_string() == "message.output_text.logprobs")
+        out.include_logprobs = true;
+      else
+        log(LogLevel::Warn, "responses: nothing to include for {}",
+            write_json(Json(name.as_string().substr(0, 64))));
+    }
+  out.include_logprobs |= top.value_or(0) > 0;
+  if (out.include_logprobs) request.sampling.n_logprobs = static_cast<int32_t>(top.value_or(0));
   if (fields.boolean("background").value_or(false)) bad_request("background", "not supported");
   if (const std::string* truncation = fields.choice("truncation", {"auto", "disabled"});
       truncation && *truncation == "auto")
@@ -478,7 +518,7 @@ ResponsesRequest parse_responses(const Json& body, const RequestLimits& limits, 
   fields.refuse("conversation", "not supported; expected previous_response_id");
   fields.refuse("prompt", "stored prompts are not supported");
   fields.ignore({"metadata", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-                 "safety_identifier", "client_metadata", "max_tool_calls", "stream_options", "top_logprobs"});
+                 "safety_identifier", "client_metadata", "max_tool_calls", "stream_options"});
   log_unknown_fields("responses", fields.unknown());
 
   const auto repeat = [&](std::string_view name, Json otherwise) {

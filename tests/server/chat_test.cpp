@@ -292,6 +292,98 @@ TEST(Chat, n_replies_and_logprobs) {
   EXPECT_EQ(read_chat_stream(c, 1).content, "one two");
 }
 
+// What queued while a client was slow is turned into chunks write by write.
+TEST(Chat, a_burst_longer_than_one_write_arrives_whole) {
+  ScriptedServer server(script_of("</think> one two three four five", R"("end":false,"step":5000)"));
+  const std::string fields = R"("max_tokens":30000,"n":2)";
+  const Json whole = server.post("/v1/chat/completions", chat_body("x", fields)).json();
+  Client c(server.port());
+  c.send(Client::request_text(
+      "POST", "/v1/chat/completions",
+      chat_body("x", fields + R"(,"stream":true,"logprobs":true,"stream_options":{"include_usage":true})")));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  Reply head;
+  ASSERT_TRUE(c.read_head(head));
+  std::string content[2], tokens[2];
+  Json usage;
+  for (const SseEvent& event : c.read_events()) {
+    if (!event.data.starts_with("{")) continue;
+    const Json data = parse_json(event.data);
+    if (const Json* u = data.find("usage"); u && !u->is_null()) usage = *u;
+    for (const Json& choice : at(data, "choices").as_array()) {
+      const auto i = static_cast<size_t>(at(choice, "index").as_int());
+      if (const Json* text = at(choice, "delta").find("content")) content[i] += text->as_string();
+      if (!at(choice, "logprobs").is_null())
+        for (const Json& entry : at(choice, "logprobs", "content").as_array())
+          tokens[i] += at(entry, "token").as_string();
+    }
+  }
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(content[i], at(whole, "choices", i, "message", "content").as_string());
+    EXPECT_EQ(tokens[i], content[i]);
+  }
+  EXPECT_EQ(write_json(usage), write_json(at(whole, "usage")));
+}
+
+// The tokens of a reply, joined, are its content: not the newlines of a tag, not tags, not calls; streamed and whole.
+TEST(Chat, log_probabilities_belong_to_the_content) {
+  const std::string call =
+      "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+  const std::vector<std::string> texts = {"why\n</think>\n\none two\n\nthree",
+                                          "</think>\n\n\xF0\x9F\x98\x80 na\xC3\xAFve",
+                                          "t</think>\n\nI ask \n" + call,
+                                          "t</think>\n\n" + call,
+                                          "</think>\n\na <tool_call> b\n<function=x",
+                                          "</think></think>\n\nx</think>y",
+                                          "only reasoning",
+                                          "</think>\n\nleading\n\n" + call + "\n\ntrailing\n"};
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"get_weather","parameters":{"properties":{"city":{"type":"string"}}}}}])";
+  for (const std::string& text : texts)
+    for (int step : {1, 3, 200})
+      for (const std::string& more : {std::string(), tools}) {
+        ScriptedServer server(script_of(text, R"("step":)" + std::to_string(step)));
+        const std::string body = R"("logprobs":true)" + (more.empty() ? "" : "," + more);
+        const Json whole = at(server.post("/v1/chat/completions", chat_body("x", body)).json(), "choices", 0);
+        const auto add = [](const Json& choice, std::string& to) {
+          if (at(choice, "logprobs").is_null()) return;
+          for (const Json& entry : at(choice, "logprobs", "content").as_array())
+            for (const Json& byte : at(entry, "bytes").as_array()) to += static_cast<char>(byte.as_int());
+        };
+        std::string joined, streamed;
+        add(whole, joined);
+        const Json& content = at(whole, "message", "content");
+        std::string said = content.is_null() ? "" : content.as_string();
+        // A token that a tag ends within keeps its own bytes: "\n" may be part of it.
+        EXPECT_EQ(joined.substr(0, said.size()), said) << text << " " << step << more;
+        EXPECT_EQ(joined.substr(std::min(joined.size(), said.size())).find_first_not_of(" \n"),
+                  std::string::npos)
+            << joined;
+        Client c(server.port());
+        c.send(
+            Client::request_text("POST", "/v1/chat/completions", chat_body("x", body + R"(,"stream":true)")));
+        Reply head;
+        ASSERT_TRUE(c.read_head(head));
+        for (const SseEvent& event : c.read_events())
+          if (event.data.starts_with("{")) add(at(parse_json(event.data), "choices", 0), streamed);
+        EXPECT_EQ(streamed, joined) << text << " " << step << more;
+      }
+
+  // Text completions: every token is text, and each offset is its place.
+  ScriptedServer server(script_of("a\n</think>\n\n\xC3\xA9 b"));
+  const Json choice = at(
+      server.post("/v1/completions", R"({"prompt":"x","logprobs":0,"max_tokens":50})").json(), "choices", 0);
+  const Json& tokens = at(choice, "logprobs", "tokens");
+  std::string joined;
+  int64_t characters = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    EXPECT_EQ(at(choice, "logprobs", "text_offset", i).as_int(), characters);
+    joined += at(tokens, i).as_string();
+    for (unsigned char byte : at(tokens, i).as_string()) characters += (byte & 0xC0) != 0x80;
+  }
+  EXPECT_EQ(joined, at(choice, "text").as_string());
+}
+
 // R15
 TEST(Chat, split_characters_are_whole_and_invalid_bytes_are_replaced) {
   // Byte tokens of quern-tiny: whatever spells these bytes one at a time.

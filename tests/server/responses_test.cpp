@@ -1,5 +1,6 @@
 // OpenAI's responses: items and events, the store, faults.
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 
 #include <filesystem>
 
@@ -108,8 +109,82 @@ TEST(Responses, a_conversation_goes_on_from_what_is_stored) {
   const Reply unknown = c.post("/v1/responses", R"({"previous_response_id":"resp_none","input":"x"})");
   EXPECT_EQ(unknown.status, 400);
   EXPECT_EQ(at(unknown.json(), "error", "code").as_string(), "previous_response_not_found");
+  EXPECT_EQ(c.get("/v1/responses/" + id + "?stream=true").status, 400);
   EXPECT_EQ(c.request("DELETE", "/v1/responses/" + id).status, 200);
   EXPECT_EQ(c.get("/v1/responses/" + id).status, 404);
+}
+
+// The OpenAI provider of the ai SDK sends what the assistant said as references, with each turn.
+TEST(Responses, a_reference_stands_for_the_stored_item) {
+  ScriptedServer server(
+      R"({"replies":[{"match":"PLUM","text":"t</think>I see the word."},{"match":"","text":"Why PLUM.</think>A fig."}]})");
+  Client c(server.port());
+  const Json first = c.post("/v1/responses", R"({"input":"name a fruit"})").json();
+  const std::string reasoning = write_json(at(first, "output", 0, "id")),
+                    message = write_json(at(first, "output", 1, "id"));
+  const auto ask = [&](const std::string& items) {
+    return c.post("/v1/responses", R"({"input":[{"role":"user","content":"name a fruit"},)" + items +
+                                       R"({"role":"user","content":"and?"}]})");
+  };
+  const Json second = ask(R"({"type":"item_reference","id":)" + reasoning +
+                          R"(},{"type":"item_reference","id":)" + message + "},")
+                          .json();
+  EXPECT_EQ(at(second, "output", 1, "content", 0, "text").as_string(), "I see the word.");
+  // Spelled out, the prompt is the same; without what was said, it is another.
+  const std::string out = write_json(at(first, "output"));
+  const Json spelled = ask(out.substr(1, out.size() - 2) + ",").json();
+  EXPECT_EQ(write_json(at(second, "usage")), write_json(at(spelled, "usage")));
+  EXPECT_LT(at(ask("").json(), "usage", "input_tokens").as_int(),
+            at(second, "usage", "input_tokens").as_int());
+  EXPECT_EQ(ask(R"({"id":)" + message + "},").status, 200);  // the type may be left out
+
+  // The second turn keeps what it referred to, also where the first is deleted.
+  EXPECT_EQ(c.request("DELETE", "/v1/responses/" + at(first, "id").as_string()).status, 200);
+  const Reply third = c.post(
+      "/v1/responses", R"({"previous_response_id":)" + write_json(at(second, "id")) + R"(,"input":"so?"})");
+  EXPECT_EQ(at(third.json(), "output", 1, "content", 0, "text").as_string(), "I see the word.");
+
+  const Reply gone = ask(R"({"type":"item_reference","id":"msg_none"},)");
+  EXPECT_EQ(gone.status, 404);
+  EXPECT_EQ(at(gone.json(), "error", "param").as_string(), "input[1]");
+  EXPECT_EQ(ask(R"({"type":"item_reference"},)").status, 400);
+}
+
+TEST(Responses, log_probabilities_come_where_asked_for) {
+  ScriptedServer server(script_of("t</think>\n\none two", R"("step":2)"));
+  for (const char* wish : {R"("include":["message.output_text.logprobs"])", R"("top_logprobs":1)"}) {
+    const Json whole = server.post("/v1/responses", std::string(R"({"input":"x",)") + wish + "}").json();
+    std::string joined, streamed;
+    for (const Json& entry : at(whole, "output", 1, "content", 0, "logprobs").as_array())
+      joined += at(entry, "token").as_string();
+    EXPECT_EQ(joined, "one two") << wish;
+    Client c(server.port());
+    c.send(Client::request_text("POST", "/v1/responses",
+                                std::string(R"({"input":"x","stream":true,)") + wish + "}"));
+    Reply head;
+    ASSERT_TRUE(c.read_head(head));
+    for (const SseEvent& event : c.read_events())
+      if (event.event == "response.output_text.delta") {
+        const Json data = parse_json(event.data);
+        for (const Json& entry : at(data, "logprobs").as_array()) streamed += at(entry, "token").as_string();
+      }
+    EXPECT_EQ(streamed, "one two") << wish;
+  }
+  const Json none = server.post("/v1/responses", R"({"input":"x"})").json();
+  EXPECT_EQ(at(none, "output", 1, "content", 0, "logprobs").size(), 0u);
+}
+
+TEST(Responses, a_conversation_goes_on_after_a_call_that_was_cut) {
+  ScriptedServer server(script_of(kReply));
+  Client c(server.port());
+  for (int limit = 1; limit < 60; ++limit) {
+    const Json cut = c.post("/v1/responses", R"({"input":"x","max_output_tokens":)" + std::to_string(limit) +
+                                                 "," + kTools + "}")
+                         .json();
+    const Reply next = c.post("/v1/responses", R"({"previous_response_id":)" + write_json(at(cut, "id")) +
+                                                   R"(,"input":"go on",)" + kTools + "}");
+    EXPECT_EQ(next.status, 200) << limit << ": " << next.body;
+  }
 }
 
 TEST(Responses, a_cut_reply_is_incomplete) {
@@ -151,6 +226,8 @@ TEST(Responses, faults_are_named) {
            {R"({"input":"x","max_output_tokens":0})", "max_output_tokens"},
            {R"({"input":"x","tool_choice":"required"})", "tool_choice"},
            {R"({"input":"x","text":{"format":{"type":"yaml"}}})", "text.format.type"},
+           {R"({"input":"x","top_logprobs":21})", "top_logprobs"},
+           {R"({"input":"x","include":[5]})", "include"},
            {R"({"input":"x","conversation":"c"})", "conversation"}}) {
     const Reply r = server.post("/v1/responses", body);
     EXPECT_EQ(r.status, 400) << body;
@@ -179,6 +256,21 @@ TEST(ResponseStore, survives_a_restart_keeps_the_newest_and_joins_turns) {
   EXPECT_TRUE(store.remove("a"));
   EXPECT_FALSE(store.remove("a"));
   EXPECT_FALSE(store.history("b"));
+  store.put({"c", "", 3, R"([{"role":"user"},"text",5,{"id":7},{"id":"i","n":1}])", "{}"});
+  EXPECT_EQ(write_json(*store.item("i")), R"({"id":"i","n":1})");
+  EXPECT_FALSE(store.item("7"));
+  // A file from before items had a table.
+  sqlite3* db = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &db), SQLITE_OK);
+  ASSERT_EQ(sqlite3_exec(db, "DROP TRIGGER drop_items; DROP TABLE items", nullptr, nullptr, nullptr),
+            SQLITE_OK);
+  sqlite3_close(db);
+  {
+    ResponseStore older(path, 10);
+    EXPECT_TRUE(older.item("i"));
+    EXPECT_TRUE(older.remove("c"));
+    EXPECT_FALSE(older.item("i"));
+  }
   for (const char* end : {"", "-wal", "-shm"}) std::filesystem::remove(path + end);
   EXPECT_THROW(ResponseStore("/nonexistent/folder/x.db"), Error);
 }
