@@ -1,6 +1,8 @@
 // quern: the program. Dispatches to its subcommands, and turns an Error into one line and exit code 1.
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -57,10 +59,21 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+// NaN is within every range, by the way ranges are checked.
+static void refuse_no_numbers(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (!option->get_type_name().starts_with("FLOAT")) continue;
+    for (const std::string& text : option->results())
+      if (!std::isfinite(std::strtod(text.c_str(), nullptr)))
+        throw CLI::ValidationError(option->get_name(), "expected a finite number, found " + text);
+  }
+}
+
 std::optional<int> parse_options(CLI::App& app, int argc, char** argv) {
   app.name(std::string("quern ") + argv[0]);
   try {
     app.parse(argc, argv);
+    refuse_no_numbers(app);
     return std::nullopt;
   } catch (const CLI::Success& e) {  // --help
     return app.exit(e);

@@ -187,7 +187,10 @@ int serve_main(int argc, char** argv) {
   const fs::path whole = fs::weakly_canonical(path);
   const fs::path name = fs::is_directory(whole) ? whole.filename() : whole.stem();
   service.model_names.push_back(name.string());
-  for (std::string& alias : f.aliases) service.model_names.push_back(std::move(alias));
+  for (std::string& alias : f.aliases) {
+    if (alias.empty()) throw Error("--alias: expected a name, found an empty one");
+    service.model_names.push_back(std::move(alias));
+  }
 
   // Signals are for this thread alone; the others inherit the mask.
   sigset_t signals;
@@ -221,10 +224,15 @@ int serve_main(int argc, char** argv) {
     options.max_running = f.max_running;
     options.max_queue = f.max_queue;
     options.decode = [&](std::span<const int32_t> ids) { return tokenizer.decode(ids); };
-    scripted = make_scripted_engine(
-        parse_script(read_file(f.script, 256 << 20),
-                     [&](std::string_view text) { return tokenizer.encode(text, ControlTokens::Recognise); }),
-        std::move(options));
+    Script script;
+    try {
+      script = parse_script(read_file(f.script, 256 << 20), [&](std::string_view text) {
+        return tokenizer.encode(text, ControlTokens::Recognise);
+      });
+      scripted = make_scripted_engine(std::move(script), std::move(options));
+    } catch (const Error& error) {
+      throw Error(std::string("--script ") + f.script + ": " + error.what());
+    }
   }
 
   OpenEngine open;

@@ -255,6 +255,8 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
         co_return static_cast<int64_t>(searched + end);
       }
       if (bytes.size() > limits().header_bytes) co_return -431;
+      // No end will come of a head that is none: a TLS greeting, lines that end without CR.
+      if (is_no_http_head(bytes.substr(searched))) co_return -400;
       searched = bytes.size() < 3 ? 0 : bytes.size() - 3;
       idle_ = !begun;
       if (idle_ && server_->draining) co_return 0;
@@ -282,7 +284,10 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
       const int status = static_cast<int>(-head_size);
       co_return co_await refuse(
           exchange, begin, status,
-          status == 408 ? "the request header took too long" : "the request header is larger than the limit");
+          status == 408 ? "the request header took too long"
+          : status == 400
+              ? "header: expected lines of text that end with CR LF; is this TLS on a port without it?"
+              : "the request header is larger than the limit");
     }
     const std::string_view head(static_cast<const char*>(buffer_.data().data()),
                                 static_cast<size_t>(head_size));
@@ -321,7 +326,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     BodyBudget budget(server_->bodies_bytes, limits().bodies_bytes);
     if (has_body) {
       const std::string_view expect = request.header("expect");
-      if (!expect.empty()) {
+      if (!expect.empty() && is_1_1_) {  // of HTTP/1.0 an expectation is ignored (RFC 9110, 10.1.1)
         if (!beast::iequals(expect, "100-continue"))
           co_return co_await refuse(exchange, begin, 417, "expected Expect to be 100-continue");
         static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";

@@ -51,6 +51,16 @@ size_t find_http_head_end(std::string_view bytes) {
   return at == std::string_view::npos ? at : at + 4;
 }
 
+bool is_no_http_head(std::string_view bytes) {
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const unsigned char c = static_cast<unsigned char>(bytes[i]);
+    if (c == '\n' && i > 0 && bytes[i - 1] != '\r') return true;
+    if (c == '\r' && i + 1 < bytes.size() && bytes[i + 1] != '\n') return true;
+    if ((c < 0x20 && c != '\t' && c != '\r' && c != '\n') || c == 0x7F) return true;
+  }
+  return false;
+}
+
 std::string_view http_authority(std::string_view target) {
   for (const std::string_view scheme : {std::string_view("http://"), std::string_view("https://")}) {
     if (target.size() <= scheme.size() || !equals_nocase(target.substr(0, scheme.size()), scheme)) continue;

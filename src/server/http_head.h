@@ -24,6 +24,9 @@ HeadFault check_http_head(std::string_view head, size_t max_fields = 200);
 // The authority of a target in absolute form, http://HOST:PORT/PATH; empty where it has another form.
 std::string_view http_authority(std::string_view target);
 
+// Whether the beginning of a head holds what no head may, so that waiting for its end is in vain.
+bool is_no_http_head(std::string_view bytes);
+
 // Offset just past the empty line that ends the head, or npos.
 size_t find_http_head_end(std::string_view bytes);
 

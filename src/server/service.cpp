@@ -26,6 +26,11 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
+// Probes come every few seconds; /health says "stuck" at least this long, or as long as the watchdog waits.
+constexpr double kStuckIsToldSeconds = 5;
+
+double steady_seconds() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 bool is_anthropic(std::string_view path) {
@@ -62,6 +67,24 @@ std::string_view route_name(std::string_view path) {
   if (path.starts_with("/v1/models/")) return "/v1/models/{id}";
   if (path.starts_with("/v1/responses/")) return "/v1/responses/{id}";
   return methods_of(path).empty() ? "other" : path;
+}
+
+// The last part of a path, %XX undone: clients encode the slash of a model's name. What is no escape stays.
+std::string decode_segment(std::string_view text) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+  };
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool escape =
+        text[i] == '%' && i + 2 < text.size() && digit(text[i + 1]) >= 0 && digit(text[i + 2]) >= 0;
+    out += escape ? static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2])) : text[i];
+    if (escape) i += 2;
+  }
+  return out;
 }
 
 bool lists(std::string_view methods, std::string_view method) {
@@ -218,6 +241,16 @@ Health Service::health(std::string& why) const {
   return Health::Ready;
 }
 
+// What /health says: a step that was stuck is told for a while after it has ended, though requests are taken again.
+Health Service::told_health(std::string& why) const {
+  const Health now = health(why);
+  const double ago = steady_seconds() - stuck_ended_;
+  if (now != Health::Ready || ago >= std::min(kStuckIsToldSeconds, options_.watchdog_seconds)) return now;
+  why = fmt::format("the engine was stuck until {:.1f} s ago: a step took more than {} s", ago,
+                    options_.watchdog_seconds);
+  return Health::Stuck;
+}
+
 // Looks at the engine four times a second: is a step stuck, is a reply over its time?
 void Service::watch() {
   std::unique_lock lock(mutex_);
@@ -232,6 +265,7 @@ void Service::watch() {
           stats.seconds_in_step, stats.running, stats.waiting);
     } else if (!stuck && stuck_) {
       log(LogLevel::Warn, "watchdog: the engine goes on");
+      stuck_ended_ = steady_seconds();
     }
     stuck_ = stuck;
     std::vector<std::shared_ptr<Generation>> open;
@@ -327,7 +361,7 @@ void Service::handle(std::shared_ptr<Exchange> exchange) {
   HttpResponse response;
   if (request.path == "/health") {
     std::string why;
-    const Health state = health(why);
+    const Health state = told_health(why);
     static constexpr std::string_view kNames[] = {"loading", "ok", "stuck", "draining"};
     response.status = state == Health::Ready ? 200 : 503;
     response.body = fmt::format(R"({{"status":"{}")", kNames[static_cast<int>(state)]);
@@ -391,14 +425,16 @@ void Service::get(const std::shared_ptr<Exchange>& exchange) {
   } else if (path == "/v1/models") {
     response.body = openai_models(options_.model_names, engine_.limits().context, created_);
   } else if (path.starts_with("/v1/models/")) {
-    const std::string name = path.substr(11);
+    const std::string name = decode_segment(path.substr(11));
     if (std::find(options_.model_names.begin(), options_.model_names.end(), name) ==
         options_.model_names.end())
       throw ApiError(404, "the model " + write_json(Json(name.substr(0, 100))) + " does not exist", "model",
                      "model_not_found");
     response.body = openai_model(name, options_.model_names[0], engine_.limits().context, created_);
   } else {
-    const std::string id = path.substr(14);
+    const std::string id = decode_segment(path.substr(14));
+    if (request.method == "GET" && ("&" + request.query).find("&stream=true") != std::string::npos)
+      throw ApiError(400, "stream: a stored response is not streamed again", "stream");
     const auto stored = store_.get(id);
     if (!stored)
       throw ApiError(404, "the response " + write_json(Json(id.substr(0, 100))) + " is not stored here", {},
@@ -456,14 +492,16 @@ void Service::dispatch(const std::shared_ptr<Exchange>& exchange, const Json& bo
     return generate(exchange, std::move(chat), make_responses_writer(std::move(request), store_));
   }
   if (path == "/v1/messages/count_tokens") {
-    const ChatRequest request = parse_anthropic_messages(body, limits, {options_.strip_billing_header, true});
+    ChatRequest request = parse_anthropic_messages(body, limits, {options_.strip_billing_header, true});
+    check_model(request);
     response.body = fmt::format(R"({{"input_tokens":{}}})", chat_.prepare(request).ids.size());
     return respond(exchange, std::move(response));
   }
   if (path == "/v1/embeddings")
     throw ApiError(400, "embeddings are not supported: this model generates text");
   if (path == "/apply-template") {
-    const ChatRequest request = parse_chat_completion(body, limits);
+    ChatRequest request = parse_chat_completion(body, limits);
+    check_model(request);
     response.body = R"({"prompt":)" + write_json(Json(chat_.apply_template(request))) + "}";
     return respond(exchange, std::move(response));
   }
@@ -471,7 +509,9 @@ void Service::dispatch(const std::shared_ptr<Exchange>& exchange, const Json& bo
   if (path == "/tokenize") {
     std::vector<int32_t> ids;
     if (fields.get("messages")) {
-      ids = chat_.prepare(parse_chat_completion(body, limits)).ids;
+      ChatRequest request = parse_chat_completion(body, limits);
+      check_model(request);
+      ids = chat_.prepare(request).ids;
     } else {
       const std::string* text = fields.text("content");
       if (!text) text = fields.text("prompt");

@@ -53,6 +53,7 @@ class Service {
   void stop();
 
   Health health(std::string& why) const;
+  Health told_health(std::string& why) const;
 
  private:
   bool gate(const HttpRequest& head, HttpResponse& response);
@@ -76,6 +77,7 @@ class Service {
   const int64_t created_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> stuck_{false}, loading_{false};
+  std::atomic<double> stuck_ended_{-1e9};  // seconds of the steady clock
 
   std::mutex mutex_;
   std::condition_variable wake_watch_;

@@ -177,6 +177,28 @@ TEST_F(HttpTest, expect_continue_is_answered_before_the_body) {
   Client d(server->port());
   d.send("POST /denied HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n");
   EXPECT_EQ(d.read().status, 401);
+  // HTTP/1.0 knows no 100: the first answer is the answer.
+  EXPECT_EQ(raw("POST /e HTTP/1.0\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nok").body,
+            "POST /e ok");
+}
+
+// Who speaks TLS to a plain port, or ends lines without CR, need not wait for the header's time.
+TEST_F(HttpTest, what_cannot_become_a_head_is_answered_at_once) {
+  for (const std::string& text :
+       {std::string("\x16\x03\x01\x02\x00\x01\x00", 7), std::string("GET / HTTP/1.1\nHost: a\n\n"),
+        std::string("GET / HTTP/1.1\r\nX: \x7f"), std::string("GET / HTTP/1.1\r\rHost")}) {
+    const auto begin = Clock::now();
+    EXPECT_EQ(raw(text).status, 400) << text;
+    EXPECT_LT(since(begin), 0.4) << text;
+  }
+  const std::string good = "GET /ok HTTP/1.1\r\nHost: x\r\nA:\tb\r\n\r\n";
+  for (size_t n = 1; n < good.size(); ++n) {
+    Client c(server->port());
+    c.send(good.substr(0, n));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    c.send(good.substr(n));
+    EXPECT_EQ(c.read().status, 200) << n;
+  }
 }
 
 TEST_F(HttpTest, ambiguous_framing_is_refused_and_the_connection_closed) {

@@ -27,11 +27,24 @@ TEST(Service, models_and_their_aliases_are_listed) {
   EXPECT_EQ(c.get("/v1/models/none").status, 404);
 }
 
+TEST(Service, a_name_in_a_path_may_be_percent_encoded) {
+  ServiceOptions options;
+  options.model_names = {"quern-tiny", "org/a model%"};
+  ScriptedServer server(script_of("x"), options);
+  Client c(server.port());
+  EXPECT_EQ(at(c.get("/v1/models/org%2Fa%20model%25").json(), "id").as_string(), "org/a model%");
+  EXPECT_EQ(c.get("/v1/models/quern%2dtiny").status, 200);
+  for (const char* bad : {"quern-tiny%", "quern-tiny%2", "quern%zztiny", "%00"})
+    EXPECT_EQ(c.get(std::string("/v1/models/") + bad).status, 404) << bad;
+}
+
 TEST(Service, a_named_model_can_be_insisted_on) {
   ServiceOptions options;
   options.any_model = false;
   ScriptedServer server(script_of("</think>x"), options);
-  EXPECT_EQ(server.post("/v1/chat/completions", chat_body("a", R"("model":"gpt")")).status, 404);
+  for (const char* path :
+       {"/v1/chat/completions", "/v1/messages/count_tokens", "/tokenize", "/apply-template"})
+    EXPECT_EQ(server.post(path, chat_body("a", R"("model":"gpt")")).status, 404) << path;
   const Reply ok = server.post("/v1/chat/completions", chat_body("a", R"("model":"tiny")"));
   EXPECT_EQ(ok.status, 200);
   EXPECT_EQ(at(ok.json(), "model").as_string(), "tiny");
@@ -500,6 +513,7 @@ TEST(Service, a_stuck_engine_turns_health_red_and_ends_its_requests) {
   Reply health;
   for (int i = 0; i < 300 && (health = probe.get("/health")).status == 200; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  const auto red = std::chrono::steady_clock::now();
   EXPECT_EQ(health.status, 503);
   EXPECT_EQ(at(health.json(), "status").as_string(), "stuck");
   EXPECT_NE(at(health.json(), "reason").as_string().find("step"), std::string::npos);
@@ -508,6 +522,8 @@ TEST(Service, a_stuck_engine_turns_health_red_and_ends_its_requests) {
   for (int i = 0; i < 300 && probe.get("/health").status != 200; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(probe.get("/health").status, 200);
+  // Told for as long as the watchdog waits, though its request was ended at once.
+  EXPECT_GT(std::chrono::steady_clock::now() - red, std::chrono::milliseconds(300));
   EXPECT_EQ(probe.post("/v1/chat/completions", chat_body("go on")).status, 200);
 }
 
