@@ -13,7 +13,7 @@ namespace {
 constexpr int kMaxRows = kMaxDrafts + 1;
 
 template <int kColumns>
-__global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 4 : 2) void delta_decode_kernel(
+__global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_decode_kernel(
     const __grid_constant__ DeltaView d, int heads_per_key) {
   constexpr int kThreads = 4 * kColumns, kParts = kHeadDim / kColumns, kPartWarps = kColumns / 32;
   pdl_launch();
@@ -27,36 +27,87 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 4 : 2) void delta_de
   const int key_head = at_head / heads_per_key, member = at_head % heads_per_key,
             column0 = column_part * kColumns;
   const int head = d.value_head(key_head, member);
-  const Segment* segments = d.batch.segments + blockIdx.y;
-  // The state on its way to the L2 cache; nothing is read of it yet.
+  // Segments are written by copies and at the end of a step. What the state, the rows before and the pending one hold is on
+  // its way to the L2 cache; nothing is read of it yet.
+  const Segment segment = d.batch.segments[blockIdx.y];
   {
-    const float* M = d.state(segments->slot, head) + column0;
-    for (int i = tid; i < kHeadDim * kColumns / 32; i += kThreads) {
-      asm volatile(
-          "prefetch.global.L2 [%0];" ::"l"(M + i / (kColumns / 32) * kHeadDim + i % (kColumns / 32) * 32));
+    const float* M = d.state(segment.slot, head) + column0;
+    for (int i = tid; i < kHeadDim * kColumns / 32; i += kThreads)
+      prefetch_l2(M + i / (kColumns / 32) * kHeadDim + i % (kColumns / 32) * 32);
+  }
+  constexpr int kPerRow = 2 * kHeadDim + kColumns, kEach = (kPerRow + kThreads - 1) / kThreads;
+  // The channel of a row's value `at`: q, then k, then the block's columns of v.
+  const auto channel_of = [&](int at) {
+    return at < kHeadDim       ? key_head * kHeadDim + at
+           : at < 2 * kHeadDim ? (d.n_k + key_head) * kHeadDim + at - kHeadDim
+                               : (2 * d.n_k + head) * kHeadDim + column0 + at - 2 * kHeadDim;
+  };
+  float4 taps[kEach];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int channel = channel_of(min(tid + j * kThreads, kPerRow - 1));
+    taps[j] = d.taps(channel);
+#pragma unroll
+    for (int back = 1; back < 4; ++back) {
+      if (segment.position >= back) prefetch_l2(d.ring_row(segment, segment.position - back) + channel);
     }
   }
+  // Pages that no kernel has touched since the last step are looked up on the way as well.
+  touch(d.state(segment.slot, head) + column0 + warp * 16 * kHeadDim);
+  touch(d.ring_row(segment, segment.position % kConvRing) + channel_of(0));
+  touch(d.pending_row(segment.slot, 0));
+  touch(d.qkv + segment.row * d.qkv_stride);
+  touch(d.z + segment.row * d.z_stride);
+  touch(d.a + segment.row * d.a_stride);
+  touch(d.y + segment.row * d.y_stride);
+  const float rate = d.decay[head], bias = d.dt_bias[head];
+  const float norm_of = tid < kColumns ? d.norm[column0 + tid] : 0.0f;
+  if (segment.n_pending > 0) {
+    const float* row = d.pending_row(segment.slot, 0);
+    prefetch_l2(row + (tid < kHeadDim ? key_head * kHeadDim + tid
+                                      : d.pending_v(head) + column0 + min(tid - kHeadDim, kColumns - 1)));
+    if (tid < 2) prefetch_l2(row + d.pending_decay(head) + tid * d.n_v);
+  }
   pdl_wait();
-  const Segment segment = *segments;
   const bool runs = segment.role == Role::Decode && segment.n_rows > 0;  // the same for the whole cluster
-  float m[32];
+  float m[32], z_of = 0;
   if (runs) {
     float* M = d.state(segment.slot, head);
-    load_state<kColumns>(m, M, column0);
-    constexpr int kPerRow = 2 * kHeadDim + kColumns;
-    for (int i = tid; i < segment.n_rows * kPerRow; i += kThreads) {
-      const int r = i / kPerRow, at = i % kPerRow, t = segment.row + r;
-      if (at < kHeadDim) {
-        q[r][at] = d.convolved(segment, t, key_head * kHeadDim + at);
-      } else if (at < 2 * kHeadDim) {
-        k[r][at - kHeadDim] = d.convolved(segment, t, (d.n_k + key_head) * kHeadDim + at - kHeadDim);
-      } else {
-        v[r][at - 2 * kHeadDim] =
-            d.convolved(segment, t, (2 * d.n_k + head) * kHeadDim + column0 + at - 2 * kHeadDim);
+    if (tid < kColumns) z_of = d.z[segment.row * d.z_stride + int64_t{head} * kHeadDim + column0 + tid];
+    Pending<kColumns> pending;
+    if (segment.n_pending > 0) pending.load(d, segment.slot, head, column0, 0);
+    if (tid < segment.n_rows) {
+      gate[tid][0] = d.a[(segment.row + tid) * d.a_stride + head];
+      gate[tid][1] = d.b[(segment.row + tid) * d.b_stride + head];
+    }
+#pragma unroll 1
+    for (int r = 0; r < segment.n_rows; ++r) {
+      float4 window[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j)
+        window[j] = d.window(segment, segment.row + r, channel_of(min(tid + j * kThreads, kPerRow - 1)));
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int at = tid + j * kThreads;
+        if (at >= kPerRow) break;
+        float* to = at < kHeadDim       ? &q[r][at]
+                    : at < 2 * kHeadDim ? &k[r][at - kHeadDim]
+                                        : &v[r][at - 2 * kHeadDim];
+        *to = d.convolved(window[j], taps[j]);
       }
     }
+    load_state<kColumns>(m, M, column0);
     __syncthreads();
-    for (int r = warp; r < segment.n_rows; r += kThreads / 32) {
+    // A warp a row, and another for its gates.
+    for (int job = warp; job < 2 * segment.n_rows; job += kThreads / 32) {
+      const int r = job / 2;
+      if (job % 2 == 1) {
+        if (lane == 0) {
+          gate[r][0] = expf(d.log_decay(gate[r][0], rate, bias));
+          gate[r][1] = scalar::sigmoid(gate[r][1]);
+        }
+        continue;
+      }
       float qq = 0, kk = 0;
       for (int i = lane; i < kHeadDim; i += 32) {
         qq = fmaf(q[r][i], q[r][i], qq);
@@ -71,13 +122,9 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 4 : 2) void delta_de
         kq = fmaf(q[r][i], k[r][i], kq);
       }
       kq = warp_sum(kq);
-      if (lane == 0) {
-        gate[r][0] = expf(d.decay_of(segment.row + r, head));
-        gate[r][1] = d.beta_of(segment.row + r, head);
-        gate[r][2] = kq;
-      }
+      if (lane == 0) gate[r][2] = kq;
     }
-    replay<kColumns>(m, d, segment.slot, head, column0, segment.n_pending, kv, part);
+    replay<kColumns>(m, d, segment.slot, head, column0, segment.n_pending, pending, kv, part);
     if (segment.n_pending > 0) store_state<kColumns>(m, M, column0);
     __syncthreads();
     for (int r = 0; r < segment.n_rows; ++r) {
@@ -106,8 +153,9 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 4 : 2) void delta_de
       }
       const float mean = sum / static_cast<float>(kHeadDim);
       const int64_t t = segment.row + r, y = int64_t{head} * kHeadDim + column0 + at;
-      d.y[t * d.y_stride + y] =
-          d.norm[column0 + at] * (o[r][at] * rsqrtf(mean + d.eps)) * d.gated(d.z[t * d.z_stride + y]);
+      d.y[t * d.y_stride + y] = (i < kColumns ? norm_of : d.norm[column0 + at]) *
+                                (o[r][at] * rsqrtf(mean + d.eps)) *
+                                d.gated(i < kColumns ? z_of : d.z[t * d.z_stride + y]);
     }
     for (int r = 0; r < segment.n_rows; ++r) {
       float* row = d.pending_row(segment.slot, r);
@@ -146,7 +194,9 @@ __global__ __launch_bounds__(kStateThreads) void delta_commit_kernel(const __gri
   const int head = static_cast<int>(blockIdx.x);
   float* M = d.state(slot, head);
   load_state<kHeadDim>(m, M, 0);
-  replay<kHeadDim>(m, d, slot, head, 0, n_pending, kv, part);
+  Pending<kHeadDim> pending;
+  pending.load(d, slot, head, 0, 0);
+  replay<kHeadDim>(m, d, slot, head, 0, n_pending, pending, kv, part);
   store_state<kHeadDim>(m, M, 0);
 }
 

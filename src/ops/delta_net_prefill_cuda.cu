@@ -157,7 +157,9 @@ __global__ __launch_bounds__(kStateThreads) void delta_replay_kernel(const __gri
   float m[32];
   float* M = d.state(segment.slot, head);
   load_state<kHeadDim>(m, M, 0);
-  replay<kHeadDim>(m, d, segment.slot, head, 0, segment.n_pending, kv, part);
+  Pending<kHeadDim> pending;
+  pending.load(d, segment.slot, head, 0, 0);
+  replay<kHeadDim>(m, d, segment.slot, head, 0, segment.n_pending, pending, kv, part);
   store_state<kHeadDim>(m, M, 0);
 }
 

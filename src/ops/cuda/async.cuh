@@ -26,6 +26,24 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// How what is read once a step leaves the L2: first, so that code and small weights stay there from layer to layer.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy = 0;
+#ifdef QUERN_SM90
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+  return policy;
+}
+// A read whose value is not used: it may run before what it reads is there.
+__device__ __forceinline__ void touch(const float* p) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
+  static_cast<void>(v);
+}
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
 // ---- clusters (Hopper and later; elsewhere a cluster is one block) ----
 
 __device__ __forceinline__ void cluster_arrive() {
@@ -48,6 +66,16 @@ __device__ __forceinline__ float cluster_load(const float* p, uint32_t rank) {
   return v;
 #else
   return *p;
+#endif
+}
+// The same place in the block of that rank becomes v. It must have started: after a cluster_arrive of its own.
+__device__ __forceinline__ void cluster_store(float* p, uint32_t rank, float v) {
+#ifdef QUERN_SM90
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
+#else
+  *p = v;
 #endif
 }
 

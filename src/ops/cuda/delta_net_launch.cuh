@@ -54,26 +54,36 @@ struct DeltaView {
     return *reinterpret_cast<const float4*>(
         ring + (int64_t{segment.slot} * kConvRing + position % kConvRing) * channels() + channel);
   }
-  // silu of the convolution at channel c of row t of `segment`.
-  __device__ __forceinline__ float convolved(const Segment& segment, int t, int c) const {
-    const float4 taps = *reinterpret_cast<const float4*>(conv + int64_t{c} * 4);
-    const float w[4] = {taps.x, taps.y, taps.z, taps.w};
-    float sum = 0;
+  __device__ __forceinline__ float4 taps(int c) const {
+    return *reinterpret_cast<const float4*>(conv + int64_t{c} * 4);
+  }
+  __device__ __forceinline__ const float* ring_row(const Segment& segment, int position) const {
+    return ring + (int64_t{segment.slot} * kConvRing + position % kConvRing) * channels();
+  }
+  // The four values of channel c before the convolution at row t of `segment`, the oldest first; zeros before position 0.
+  __device__ __forceinline__ float4 window(const Segment& segment, int t, int c) const {
+    float x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4; ++j) {  // without a branch, so that all loads are on their way at once
       const int back = 3 - j, position = segment.position + (t - segment.row) - back;
-      float x = 0;
-      if (t - back >= segment.row) {
-        x = qkv[(t - back) * qkv_stride + c];
-      } else if (position >= 0) {
-        x = ring[(int64_t{segment.slot} * kConvRing + position % kConvRing) * channels() + c];
-      }
-      sum = fmaf(w[j], x, sum);
+      const float* from = t - back >= segment.row ? qkv + (t - back) * qkv_stride + c
+                                                  : ring_row(segment, max(position, 0)) + c;
+      x[j] = position >= 0 ? *from : 0.0f;
     }
-    return scalar::silu(sum);
+    return make_float4(x[0], x[1], x[2], x[3]);
+  }
+  // silu of the convolution.
+  __device__ __forceinline__ static float convolved(const float4& window, const float4& taps) {
+    float sum = fmaf(taps.x, window.x, 0.0f);
+    sum = fmaf(taps.y, window.y, sum);
+    sum = fmaf(taps.z, window.z, sum);
+    return scalar::silu(fmaf(taps.w, window.w, sum));
   }
   __device__ __forceinline__ float decay_of(int t, int head) const {
-    return decay[head] * scalar::softplus(a[t * a_stride + head] + dt_bias[head]);  // log
+    return log_decay(a[t * a_stride + head], decay[head], dt_bias[head]);
+  }
+  __device__ __forceinline__ static float log_decay(float a, float rate, float bias) {
+    return rate * scalar::softplus(a + bias);
   }
   __device__ __forceinline__ float beta_of(int t, int head) const {
     return scalar::sigmoid(b[t * b_stride + head]);
@@ -122,28 +132,43 @@ template <int kColumns>
 __device__ __forceinline__ void load_state(float (&m)[32], const float* M, int column0) {
   const int column = column0 + threadIdx.x % kColumns, group = threadIdx.x / kColumns;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) m[i] = M[(32 * group + i) * kHeadDim + column];
+  for (int i = 0; i < 32; ++i) m[i] = __ldcs(M + (32 * group + i) * kHeadDim + column);  // once a step
 }
 template <int kColumns>
 __device__ __forceinline__ void store_state(const float (&m)[32], float* M, int column0) {
   const int column = column0 + threadIdx.x % kColumns, group = threadIdx.x / kColumns;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) M[(32 * group + i) * kHeadDim + column] = m[i];
+  for (int i = 0; i < 32; ++i) __stcs(M + (32 * group + i) * kHeadDim + column, m[i]);
 }
 
 // The accepted pending rows into m, in the arithmetic of their first run. `kv` is [128 + kColumns] of shared memory.
 template <int kColumns>
-__device__ __forceinline__ void replay(float (&m)[32], const DeltaView& d, int slot, int head, int column0,
-                                       int n_pending, float* kv, float* part) {
-  for (int i = 0; i < n_pending; ++i) {
+struct Pending {
+  static_assert(kHeadDim + kColumns <= 4 * kColumns);
+  float kv = 0, decay = 0, beta = 0;  // a thread's value of k and v
+
+  __device__ __forceinline__ void load(const DeltaView& d, int slot, int head, int column0, int i) {
     const float* row = d.pending_row(slot, i);
-    for (int at = static_cast<int>(threadIdx.x); at < kHeadDim + kColumns; at += 4 * kColumns) {
-      kv[at] = at < kHeadDim ? row[d.key_head(head) * kHeadDim + at]
-                             : row[d.pending_v(head) + column0 + at - kHeadDim];
+    const int at = static_cast<int>(threadIdx.x);
+    if (at < kHeadDim + kColumns) {
+      kv = at < kHeadDim ? row[d.key_head(head) * kHeadDim + at]
+                         : row[d.pending_v(head) + column0 + at - kHeadDim];
     }
+    decay = row[d.pending_decay(head)];
+    beta = row[d.pending_decay(head) + d.n_v];
+  }
+};
+// `next` holds the first.
+template <int kColumns>
+__device__ __forceinline__ void replay(float (&m)[32], const DeltaView& d, int slot, int head, int column0,
+                                       int n_pending, Pending<kColumns> next, float* kv, float* part) {
+#pragma unroll 1
+  for (int i = 0; i < n_pending; ++i) {
+    const Pending<kColumns> row = next;
+    if (threadIdx.x < kHeadDim + kColumns) kv[threadIdx.x] = row.kv;
+    if (i + 1 < n_pending) next.load(d, slot, head, column0, i + 1);
     __syncthreads();
-    const float decay = row[d.pending_decay(head)], beta = row[d.pending_decay(head) + d.n_v];
-    delta_step<kColumns>(m, kv, nullptr, kv + kHeadDim, decay, beta, 0, part);
+    delta_step<kColumns>(m, kv, nullptr, kv + kHeadDim, row.decay, row.beta, 0, part);
   }
 }
 
