@@ -66,16 +66,19 @@ struct ScaledRows {
 
 // cluster = streams · per_stream blocks along K; tiles of 16 rows of down, then one of inject.
 template <int kTiles, unsigned kFormats>
-__global__ __launch_bounds__(kThreads, 2) void hc_down_kernel(const __grid_constant__ MixerView m,
-                                                              const __grid_constant__ RingPlan plan, float* d,
-                                                              float* r_out, int per_stream, int row_groups) {
+__global__ __launch_bounds__(kThreads,
+                             kTiles == 1 ? 3 : 2) void hc_down_kernel(const __grid_constant__ MixerView m,
+                                                                      const __grid_constant__ RingPlan plan,
+                                                                      float* d, float* r_out, int per_stream,
+                                                                      int row_groups) {
   constexpr int kColumns = 8 * kTiles;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float part[kWarps][kColumns * 16];
   __shared__ float part_squares[kWarps][kColumns];
-  __shared__ float sum[kColumns * 16];
-  __shared__ float squares[kColumns];
+  __shared__ float sum[2 * kMaxStreams][kColumns * 16];  // of the cluster's first block: every block's
+  __shared__ float squares[2 * kMaxStreams][kColumns];
   __shared__ float r_of[kColumns][kMaxStreams];
+  cluster_arrive();
   const int cluster = m.streams * per_stream;
   const int rank = static_cast<int>(blockIdx.x) % cluster, at = static_cast<int>(blockIdx.x) / cluster;
   const int tile = at / row_groups, first = at % row_groups * kColumns;
@@ -96,6 +99,7 @@ __global__ __launch_bounds__(kThreads, 2) void hc_down_kernel(const __grid_const
   const int n_columns = min(kColumns, m.n_rows - first);
   const ScaledRows rows(m,
                         x_tile(memory + kWarps * plan.bytes, w, n_columns, rank * steps, (rank + 1) * steps));
+  const float inverse = 1.0f / (static_cast<float>(m.streams) * rows.scale);
   pdl_wait();
   pdl_launch();  // after the wait: the next kernel may read x before its own
   rows.stage(first, &part_squares[0][0], kColumns);
@@ -108,42 +112,39 @@ __global__ __launch_bounds__(kThreads, 2) void hc_down_kernel(const __grid_const
   finish<kTiles>(acc, w, row, w, row + 8);
   store_tile<kTiles>(part[warp], acc);
   __syncthreads();
-  for (int i = tid; i < kColumns * 16; i += kThreads) {
+  cluster_wait();  // all have started
+  for (int i = tid; i < n_columns * 16; i += kThreads) {
     float v = part[0][i];
 #pragma unroll
     for (int p = 1; p < kWarps; ++p) v += part[p][i];
-    sum[i] = v;
+    cluster_store(&sum[rank][i], 0, v);
   }
   if (tid < n_columns) {
     float v = part_squares[0][tid];
 #pragma unroll
     for (int p = 1; p < kWarps; ++p) v += part_squares[p][tid];
-    squares[tid] = v;
+    cluster_store(&squares[rank][tid], 0, v);
   }
   cluster_arrive();
-  cluster_wait();
   if (rank == 0) {
+    cluster_wait();
     for (int i = tid; i < n_columns * m.streams; i += kThreads) {
       const int c = i / m.streams, s = i % m.streams;
       float q = 0;
-      for (int p = 0; p < per_stream; ++p) q += cluster_load(&squares[c], s * per_stream + p);
+      for (int p = 0; p < per_stream; ++p) q += squares[s * per_stream + p][c];
       const float r = rsqrtf(q / static_cast<float>(m.width) + m.eps);
       r_of[c][s] = r;
       if (tile == 0) r_out[(first + c) * m.streams + s] = r;
     }
     __syncthreads();
-    const float inverse = 1.0f / (static_cast<float>(m.streams) * rows.scale);
     for (int i = tid; i < n_columns * 16; i += kThreads) {
       const int c = i / 16, t = first + c, n = row + i % 16;
       if (n >= w.n) continue;
-      float piece[2 * kMaxStreams];
-#pragma unroll
-      for (int p = 0; p < 2 * kMaxStreams; ++p) piece[p] = p < cluster ? cluster_load(&sum[i], p) : 0.0f;
       float v = 0;
 #pragma unroll
       for (int s = 0; s < kMaxStreams; ++s) {
         if (s >= m.streams) break;
-        const float q = per_stream == 2 ? piece[2 * s] + piece[2 * s + 1] : piece[s];
+        const float q = per_stream == 2 ? sum[2 * s][i] + sum[2 * s + 1][i] : sum[s][i];
         v = fmaf(r_of[c][s], q, v);
       }
       v *= inverse;
@@ -154,19 +155,19 @@ __global__ __launch_bounds__(kThreads, 2) void hc_down_kernel(const __grid_const
       }
     }
   }
-  cluster_arrive();
-  cluster_wait();
 }
 
 // Two warps a stream, 16 columns of h a block.
 template <int kTiles, unsigned kFormats>
 __global__ __launch_bounds__(kMaxStreams* kHalves * 32,
-                             2) void hc_up_kernel(const __grid_constant__ MixerView m,
-                                                  const __grid_constant__ RingPlan plan, const float* d,
-                                                  const float* r, int row_groups) {
+                             kTiles == 1 ? 3 : 2) void hc_up_kernel(const __grid_constant__ MixerView m,
+                                                                    const __grid_constant__ RingPlan plan,
+                                                                    const float* d, const float* r,
+                                                                    int row_groups) {
   constexpr int kColumns = 8 * kTiles;
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float mix[kMaxStreams][kHalves][kColumns * 16];
+  pdl_launch();
   const int i0 = static_cast<int>(blockIdx.x) / row_groups * 16;
   const int first = static_cast<int>(blockIdx.x) % row_groups * kColumns;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, n_threads = static_cast<int>(blockDim.x);
@@ -179,7 +180,6 @@ __global__ __launch_bounds__(kMaxStreams* kHalves * 32,
   ring.begin(begin, end - begin);
 #pragma unroll 1
   for (int i = 0; i < plan.depth; ++i) ring.put();
-  pdl_launch();
   // What the block's first columns are multiplied by: hc_down lets this kernel start after its own wait, so x is there.
   const int n_columns = min(kColumns, m.n_rows - first);
   const int mine = first + tid / 16, column = i0 + tid % 16;
