@@ -32,9 +32,8 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
                                                             const __grid_constant__ RowsF32 h, float* logits,
                                                             int32_t* ids, float* p, int top_k,
                                                             bool renormalise, int groups) {
-  pdl_launch();
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float part[kWarps][2 * 8 * 16];
+  __shared__ BlockTopExperts<kWarps> top;
   __shared__ bool is_last;
   const int at = static_cast<int>(blockIdx.x);
   const int tile = at / groups, group = at % groups, first = group * 8, row = tile * 16;
@@ -48,19 +47,21 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
   const int n_rows = min(8, h.n_rows - first);
   const XTile x = x_tile(memory + kWarps * plan.bytes, w, n_rows, 0, steps);
   pdl_wait();
+  pdl_launch();  // after the wait: the experts may read h before their own
   stage_split(x, h, first, n_rows);
   __syncthreads();
   float acc[2][4] = {};
   walk<2, kWalk16 | kWalkF32>(acc, w, row, w, row + 8, begin, end - begin, ring,
                               x_place(x, w, tid % 32 / 4, begin), n_rows * x.stride, 2, [&] { ring.put(); });
   finish<2>(acc, w, row, w, row + 8);
-  store_tile<2>(part[warp], acc);
+  const auto part = [&](int w) { return reinterpret_cast<float*>(memory + w * plan.bytes + 128); };
+  store_tile<2>(part(warp), acc);  // the warp's weights are used up
   __syncthreads();
   const int t = first + tid / 16, n = row + tid % 16;
   if (tid < 8 * 16 && t < h.n_rows && n < w.n) {
     float v = 0;
 #pragma unroll
-    for (int q = 0; q < kWarps; ++q) v += part[q][tid] + part[q][8 * 16 + tid];
+    for (int q = 0; q < kWarps; ++q) v += part(q)[tid] + part(q)[8 * 16 + tid];
     logits[int64_t{t} * w.n + n] = v;
     __threadfence();
   }
@@ -73,6 +74,11 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
   __syncthreads();
   if (is_last) {
     __threadfence();
+    if (n_rows == 1 && w.n <= kThreads) {
+      top_experts_of_block(top, logits + int64_t{first} * w.n, w.n, top_k, renormalise,
+                           ids + int64_t{first} * top_k, p + int64_t{first} * top_k);
+      return;
+    }
     for (int c = warp; c < 8 && first + c < h.n_rows; c += kWarps) {
       const int64_t r = first + c;
       top_experts(logits + r * w.n, w.n, top_k, renormalise, ids + r * top_k, p + r * top_k);

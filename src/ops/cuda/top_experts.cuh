@@ -1,5 +1,7 @@
-// softmax and the K largest probabilities of one row of logits, by one warp.
+// softmax and the K largest probabilities of one row of logits: by one warp, or by a block in the same arithmetic.
 #pragma once
+
+#include <cstdint>
 
 #include "ops/cuda/reduce.cuh"
 
@@ -76,6 +78,71 @@ __device__ __forceinline__ void top_experts(const float* logits, int n, int top_
     top_experts_of<16>(logits, n, top_k, renormalise, ids, p);
   } else {
     top_experts_of<kMaxExperts / 32>(logits, n, top_k, renormalise, ids, p);
+  }
+}
+
+// By a block of kWarps warps, a thread an expert: n <= 32·kWarps. Every warp ranks its own 32, then the K best of each
+// warp are ranked among themselves. Sums are those of top_experts_of<kWarps>: by lanes over warps, then over lanes.
+template <int kWarps>
+struct BlockTopExperts {
+  float max[kWarps], e[kWarps][32], chosen[32];
+  alignas(16) uint64_t key[kWarps * 32], best[kWarps * 32];  // of all, and of those that lead their warp
+};
+template <int kWarps>
+__device__ __forceinline__ void top_experts_of_block(BlockTopExperts<kWarps>& s, const float* logits, int n,
+                                                     int top_k, bool renormalise, int32_t* ids, float* p) {
+  const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32;
+  const bool mine = tid < n;
+  const float logit = mine ? __ldcg(logits + tid) : -INFINITY;
+  const float of_warp = warp_max(logit);
+  if (lane == 0) s.max[warp] = of_warp;
+  __syncthreads();
+  float max = s.max[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, s.max[w]);
+  const float e = mine ? expf(logit - max) : 0.0f;
+  s.e[warp][lane] = e;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += s.e[w][lane];
+  sum = warp_sum(sum);
+  float v = e / sum;
+  if (!(v >= 0)) v = 0;
+  // Larger is better: the bits of a probability order as it does, then the lower id wins. What is not there is 0.
+  const auto key_of = [](float value, int id) {
+    return uint64_t{__float_as_uint(value)} << 32 | static_cast<uint32_t>(~id);
+  };
+  const uint64_t key = mine ? key_of(v, tid) : 0;
+  const auto rank_among = [](uint64_t own, const uint64_t* others, int count) {  // an even number of them
+    int rank = 0;
+#pragma unroll 8
+    for (int i = 0; i < count; i += 2) {
+      const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(others + i);
+      rank += static_cast<int>(two.x > own) + static_cast<int>(two.y > own);
+    }
+    return rank;
+  };
+  s.key[tid] = key;
+  __syncwarp();
+  const int in_warp = rank_among(key, s.key + warp * 32, 32);
+  if (mine && in_warp < top_k) s.best[in_warp * kWarps + warp] = key;
+  if (!mine && lane < top_k) s.best[lane * kWarps + warp] = 0;  // experts of a warp are its first lanes
+  __syncthreads();
+  if (tid < kWarps * top_k) {
+    const uint64_t own = s.best[tid];
+    const int rank = rank_among(own, s.best, kWarps * top_k);
+    if (own != 0 && rank < top_k) {
+      ids[rank] = static_cast<int32_t>(~static_cast<uint32_t>(own));
+      s.chosen[rank] = __uint_as_float(static_cast<uint32_t>(own >> 32));
+    }
+  }
+  __syncthreads();
+  if (tid < top_k) {
+    float total = 0;
+    for (int j = 0; j < top_k; ++j) total += s.chosen[j];
+    v = s.chosen[tid];
+    p[tid] = !(sum >= 0) ? NAN : renormalise ? v / total : v;
   }
 }
 
