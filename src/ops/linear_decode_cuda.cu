@@ -3,6 +3,8 @@
 // K is cut into two pieces, or into sixteen over the four blocks of a cluster where a long K meets few rows of weight.
 // The pieces of a block are summed in order, then blocks: an order that depends on (n, k) only.
 //
+// One row by a long K: a block takes a whole tile of 16 rows of the weight, a warp two pieces. The sums are those of the
+// cluster that more rows take, whose x leaves no room for whole tiles.
 // Up to eight rows: a warp takes a piece of a tile of 16 rows of a weight, and tile after tile; x is staged once.
 // More rows, 32 at a time: a warp takes a tile and walks the pieces itself, and the eight warps of a block share x, which
 // passes through shared memory 128 values of K at a time. Blocks of the same weights run side by side: the second finds
@@ -148,6 +150,60 @@ __global__ __launch_bounds__(kFewThreads,
   }
 }
 
+constexpr int kLongWarps = 8, kLongThreads = kLongWarps * 32, kLongBlocks = 4,
+              kLongPieces = 4;  // pieces as of a cluster
+using LongTile = BlockTiles<kLongThreads>;
+
+template <unsigned kFormats>
+__global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __grid_constant__ DecodeArgs a) {
+  pdl_launch();
+  constexpr int kPieces = kLongBlocks * kLongPieces, kEach = kPieces / kLongWarps;
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float part[kPieces][16];
+  const int block = static_cast<int>(blockIdx.x), tid = static_cast<int>(threadIdx.x), warp = tid / 32,
+            lane = tid % 32;
+  const ProductView& product = a.product_of(block);
+  const WeightView& w = product.w;
+  const int row = (block - product.first_tile) * 16, steps = stream_steps(w);
+  LongTile tile(a.plan, memory, w);
+  __syncthreads();
+  tile.aim(w, row, w, row + 8, 0, steps);
+  tile.put();
+  const XTile x = x_tile(memory + a.plan.bytes, w, 1, 0, steps);
+  pdl_wait();
+  const int n = row + tid;
+  const bool writes = tid < 16 && n < w.n, injects = a.epilogue == Epilogue::Inject;
+  Residual residual;
+  if (writes && injects) residual.load(a, product, 0, n);
+  stage_rows<kLongThreads>(x, a.x, nullptr, 0, tid);
+  __syncthreads();
+#pragma unroll 1
+  for (int i = 0; i < kEach; ++i) {
+    const int piece = warp * kEach + i, first = part_begin(steps, piece, kPieces),
+              last = part_begin(steps, piece + 1, kPieces);
+    float acc[1][4] = {};
+    tile.begin(first, last - first);
+    walk<1, kFormats>(acc, w, row, w, row + 8, first, last - first, tile, x_place(x, w, lane / 4, first), 0,
+                      1, [] {});
+    finish<1>(acc, w, row, w, row + 8);
+    if (lane % 4 == 0) {
+      part[piece][lane / 4] = acc[0][0];
+      part[piece][lane / 4 + 8] = acc[0][2];
+    }
+  }
+  __syncthreads();
+  if (!writes) return;
+  float v = 0;
+#pragma unroll
+  for (int b = 0; b < kLongBlocks; ++b) {
+    float of_block = part[b * kLongPieces][tid];
+#pragma unroll
+    for (int p = 1; p < kLongPieces; ++p) of_block += part[b * kLongPieces + p][tid];
+    v = b == 0 ? of_block : v + of_block;
+  }
+  injects ? residual.add(a, product, 0, n, v) : a.write(product, 0, n, v);
+}
+
 // Columns are rows `first` … of x; those beyond n_rows are zeros.
 struct Pass {
   float4 v[kManyRows * kPassValues / 8 / kManyThreads][2];
@@ -282,7 +338,9 @@ __global__ __launch_bounds__(kManyThreads, 2) void linear_many_kernel(const __gr
 }
 
 // A function of (n, k) alone: it is part of the order of the sum.
-int cluster_of(Stream& s, const WeightView& w) { return is_hopper(s) && w.k >= 4096 && w.n <= 4096 ? 4 : 1; }
+int cluster_of(Stream& s, const WeightView& w) {
+  return is_hopper(s) && w.k >= 4096 && w.n <= 4096 ? kLongBlocks : 1;
+}
 
 // Tiles of a block, or pairs of them: few blocks, since to begin one costs about a tenth of a tile, and about the same number of tiles for
 // every multiprocessor.
@@ -310,7 +368,7 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
   for (size_t begin = 0; begin < products.size();) {
     DecodeArgs a;
     a.cluster = cluster_of(s, products[begin].w);
-    a.pieces = a.cluster > 1 ? 4 : 2;
+    a.pieces = a.cluster > 1 ? kLongPieces : 2;
     a.x = x;
     a.epilogue = epilogue;
     a.injection = injection;
@@ -332,6 +390,14 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
       most_steps = std::max(most_steps, few ? ceil_div(stream_steps(w), a.cluster * a.pieces) : of_block);
       x_bytes = std::max(x_bytes, few ? x_stride(w, of_block) * x.n_rows
                                       : 2 * kManyRows * x_stride(w, kPassValues / step_values(w)));
+    }
+    if (a.cluster > 1 && x.n_rows == 1 && a.n_products == 1 && LongTile::takes(a.products[0].w)) {
+      const WeightView& w = a.products[0].w;
+      a.products[0].first_tile = 0;
+      a.plan = LongTile::plan_of(w, 1, true);
+      launch(s, linear_long_kernel<kWalkStreams>, dim3(blocks(w.n, 16)), kLongThreads,
+             static_cast<size_t>(a.plan.bytes + x_stride(w, stream_steps(w))), 1, a);
+      continue;
     }
     a.plan = ring_plan(most_steps, a.cluster == 1 ? 2 : 1, 2, f4, few ? kMaxStageSteps : 3);
     const int few_bytes = kFewWarps * a.plan.bytes + x_bytes, sides = kFewWarps / a.pieces,

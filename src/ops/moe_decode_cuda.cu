@@ -4,6 +4,8 @@
 // expert's rows go by eights, as groups before the others. One row needs two launches: gate and up, then down with the
 // sum over experts and the injection. More rows are sorted into groups first, write each entry's result whole and sum in
 // a fourth launch, by the same function.
+#include <type_traits>
+
 #include "ops/cuda/moe_launch.cuh"
 #include "ops/cuda/weight_stream.cuh"
 
@@ -111,38 +113,55 @@ __device__ __forceinline__ Group group_of(const MoeView& m, const Groups& g, int
 
 // act[entry, i] = silu(gate_e · h)_i · (up_e · h)_i; the shared expert's rows follow the entries. A tile is eight rows of
 // gate above the same eight of up, and the warps of a block split K.
-template <unsigned kFormats>
-__global__ __launch_bounds__(kThreads, 5) void moe_gate_up_kernel(const __grid_constant__ MoeView m,
-                                                                  const __grid_constant__ RingPlan plan,
-                                                                  const __grid_constant__ Groups groups,
-                                                                  float* act, int width, float* shared_weight,
-                                                                  int tiles_per_block) {
+// kWhole: they share whole tiles.
+template <unsigned kFormats, bool kWhole>
+__global__ __launch_bounds__(kThreads, kWhole ? 4 : 5) void moe_gate_up_kernel(
+    const __grid_constant__ MoeView m, const __grid_constant__ RingPlan expert_plan,
+    const __grid_constant__ RingPlan shared_plan, const __grid_constant__ Groups groups, float* act,
+    int width, float* shared_weight, int tiles_per_block) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float part[2][kWarps][kColumns * 16];
+  __shared__ float part[kWarps][kColumns * 16];
   __shared__ float reduced[kWarps];
   const int n_entries = m.h.n_rows * m.top_k, tid = static_cast<int>(threadIdx.x), warp = tid / 32,
             y = static_cast<int>(blockIdx.y);
   const bool gate_block = blockIdx.x == gridDim.x - 1;  // the shared expert's gate
-  const bool early = is_shared(m, y) && !gate_block;    // weights known before the router has run
-  if (!early) pdl_wait();
+  const bool shared = is_shared(m, y), one = m.h.n_rows == 1;
+  if (gate_block && !shared) return;                                  // other blocks wait
+  const WeightView any_gate = choose(shared, m.shared_gate, m.gate);  // of that shape and format
+  const RingPlan plan = choose(shared, shared_plan, expert_plan);
+  const int steps = stream_steps(any_gate), begin = part_begin(steps, warp, kWarps),
+            end = part_begin(steps, warp + 1, kWarps);
+  std::conditional_t<kWhole, BlockTiles<kThreads>, WeightRing> ring(
+      plan, memory + (kWhole ? 0 : warp * plan.bytes), any_gate);
+  uint8_t* const x_memory =
+      memory + (kWhole ? max(expert_plan.bytes, shared_plan.bytes) : kWarps * plan.bytes);
+  if (kWhole && !one) __syncthreads();
+  if (one && !gate_block) {
+    // The router lets this kernel start after its own wait, so h is there, and only ids are waited for.
+    stage_rows<kThreads>(x_tile(x_memory, any_gate, 1, 0, steps), m.h, nullptr, 0, tid);
+    __syncthreads();
+  }
+  const bool early = shared && !gate_block;  // weights known before the router has run
+  if (!early) {
+    pdl_wait();
+    pdl_launch();  // after the wait: the next kernel may read ids and groups before its own
+  }
   const Group group = group_of(m, groups, y);
-  if (gate_block && group.shared) {
+  if (gate_block) {
     for (int t = group.first; t < group.first + group.n; ++t) {
       const float v = row_dot<kThreads>(m.shared_expert_gate, m.h.row(t), m.h.wide, reduced);
       if (tid == 0) shared_weight[t] = scalar::sigmoid(v);
     }
+    return;
   }
-  const WeightView gate = choose(group.shared, m.shared_gate, m.gate.expert(group.expert)),
-                   up = choose(group.shared, m.shared_up, m.up.expert(group.expert));
+  const WeightView gate = choose(shared, m.shared_gate, m.gate.expert(group.expert)),
+                   up = choose(shared, m.shared_up, m.up.expert(group.expert));
   const int row_begin = static_cast<int>(blockIdx.x) * tiles_per_block * 8,
             row_end = min(row_begin + tiles_per_block * 8, gate.n);
-  if (gate_block || group.n == 0 || row_begin >= row_end) {
+  if (group.n == 0 || row_begin >= row_end) {
     if (early) pdl_wait();
     return;
   }
-  const int steps = stream_steps(gate), begin = part_begin(steps, warp, kWarps),
-            end = part_begin(steps, warp + 1, kWarps);
-  WeightRing ring(plan, memory + warp * plan.bytes, gate);
   int row_in = row_begin, passes_in = (group.n - 1) / kColumns;
   ring.aim(gate, row_in, up, row_in, begin, end);
   const auto put = [&] {
@@ -158,34 +177,42 @@ __global__ __launch_bounds__(kThreads, 5) void moe_gate_up_kernel(const __grid_c
   };
 #pragma unroll 1
   for (int i = 0; i < plan.depth; ++i) put();
-  if (early) pdl_wait();
-  pdl_launch();  // after the wait: the next kernel may read ids and groups before its own
-  int buffer = 0;
+  if (early) {
+    pdl_wait();
+    pdl_launch();
+  }
+#pragma unroll 1
   for (int first = 0; first < group.n; first += kColumns) {
-    const XTile x = x_tile(memory + kWarps * plan.bytes, gate, min(kColumns, group.n - first), 0, steps);
-    stage_rows<kThreads>(x, m.h, group.rows, group.shared ? group.first : first, tid);
-    __syncthreads();
+    const XTile x = x_tile(x_memory, gate, min(kColumns, group.n - first), 0, steps);
+    if (!one) {
+      stage_rows<kThreads>(x, m.h, group.rows, shared ? group.first : first, tid);
+      __syncthreads();
+    }
     const uint32_t from = x_place(x, gate, tid % 32 / 4, begin);
-    for (int row = row_begin; row < row_end; row += 8, buffer ^= 1) {
+#pragma unroll 1
+    for (int row = row_begin; row < row_end; row += 8) {
       float acc[1][4] = {};
       ring.begin(begin, end - begin);
       walk<1, kFormats>(acc, gate, row, up, row, begin, end - begin, ring, from, 0, 1, put);
       finish<1>(acc, gate, row, up, row);
-      store_tile<1>(part[buffer][warp], acc);
+      store_tile<1>(part[warp], acc);
       __syncthreads();
       const int c = first + tid / 8, r = row + tid % 8;
       if (tid < kColumns * 8 && c < group.n && r < gate.n) {
-        const auto& p = part[buffer];
         const int at = tid / 8 * 16 + tid % 8;
-        const float g = ((p[0][at] + p[1][at]) + p[2][at]) + p[3][at];
-        const float u = ((p[0][at + 8] + p[1][at + 8]) + p[2][at + 8]) + p[3][at + 8];
-        const int entry = group.shared    ? n_entries + group.first + c
+        const float g = ((part[0][at] + part[1][at]) + part[2][at]) + part[3][at];
+        const float u = ((part[0][at + 8] + part[1][at + 8]) + part[2][at + 8]) + part[3][at + 8];
+        const int entry = shared          ? n_entries + group.first + c
                           : group.entries ? __ldcg(group.entries + c)
                                           : group.first;
         act[int64_t{entry} * width + r] = scalar::silu(g) * u;
       }
+      __syncthreads();  // part, the tile, and after the last row x, are used up
+      if constexpr (kWhole) {
+        ring.release();
+        put();
+      }
     }
-    __syncthreads();  // x is used up
   }
 }
 
@@ -198,11 +225,12 @@ constexpr int kMaxPairs = 8;
 template <unsigned kFormats>
 __global__ __launch_bounds__((kMaxPairs + 1) * 32,
                              2) void moe_down_row_kernel(const __grid_constant__ MoeView m,
-                                                         const __grid_constant__ RingPlan plan,
+                                                         const __grid_constant__ RingPlan expert_plan,
+                                                         const __grid_constant__ RingPlan shared_plan,
                                                          const float* act, int width,
                                                          const float* shared_weight, int x_bytes) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float result[2 * kMaxPairs + 2][8];
+  __shared__ float result[2 * kMaxPairs + 2][8], p[2 * kMaxPairs];
   // gate_up lets this kernel start after its own wait, so ids, p, x and inj are complete.
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
   const int pairs = (m.top_k + 1) / 2, row = static_cast<int>(blockIdx.x) * 8;
@@ -212,7 +240,8 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
   const WeightView w0 = choose(shared, m.shared_down, m.down.expert(id0)),
                    w1 = choose(shared, m.shared_down, m.down.expert(id1));
   const int steps = stream_steps(w0);
-  uint8_t* mine = memory + warp * (plan.bytes + x_bytes);
+  const RingPlan plan = choose(shared, shared_plan, expert_plan);
+  uint8_t* mine = memory + warp * (expert_plan.bytes + x_bytes);
   WeightRing ring(plan, mine, w0);
   ring.aim(w0, row, w1, row, 0, steps, two);
   ring.begin(0, steps);
@@ -227,10 +256,12 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
     before = __ldcg(m.x + int64_t{s} * w0.n + n);
     inj = __ldcg(m.injection.inj + s);
   }
+  if (tid < m.top_k) p[tid] = __ldcg(m.p + tid);
   const XTile x = x_tile(mine + plan.bytes, w0, two ? 2 : 1, 0, steps);
   const RowsF32 rows{act, width, m.top_k + 1, w0.k, width % 4 == 0 && w0.k % 16 == 0};
   pdl_wait();
-  stage_rows<32>(x, rows, nullptr, first, lane);
+  const float of_shared = __ldcg(shared_weight);
+  stage_rows<32, 5>(x, rows, nullptr, first, lane);  // two rows of 640 at once
   __syncwarp();
   float acc[1][4] = {};
   walk<1, kFormats>(acc, w0, row, w1, row, 0, steps, ring, x_place(x, w0, lane / 4, 0), 0, 1,
@@ -242,8 +273,8 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
   }
   __syncthreads();
   if (s < max(m.injection.streams, 1) && n < w0.n) {
-    const float v = combine(m.p, m.top_k, shared_weight[0], result[2 * pairs][tid % 8],
-                            [&](int j) { return result[j][tid % 8]; });
+    const float v =
+        combine(p, m.top_k, of_shared, result[2 * pairs][tid % 8], [&](int j) { return result[j][tid % 8]; });
     if (s == 0 && m.y) m.y[n] = v;
     if (adds) m.x[int64_t{s} * w0.n + n] = fmaf(inj, v, before);
   }
@@ -342,25 +373,48 @@ void moe_decode(Stream& s, const MoeView& m) {
   const bool all_stream = streams(m.gate) && streams(m.up) && streams(m.down) && streams(m.shared_gate) &&
                           streams(m.shared_up) && streams(m.shared_down);
   const int tiles = one ? 2 : 5;  // of a block
-  const bool in_f4 = is_f4(m.gate) || is_f4(m.shared_gate), down_f4 = is_f4(m.down) || is_f4(m.shared_down);
-  const RingPlan in_plan = ring_plan(ceil_div(most_steps(m.gate, m.shared_gate), kWarps), tiles, 2, in_f4);
-  launch(s, all_stream ? moe_gate_up_kernel<kWalkStreams> : moe_gate_up_kernel<kWalkAny>,
-         dim3(blocks(width, 8 * tiles) + 1, slots), kThreads,
-         static_cast<size_t>(kWarps * in_plan.bytes + x_bytes(m.gate, m.shared_gate, columns)), 1, m, in_plan,
-         groups, act.as<float>(), width, weight.as<float>(), tiles);
+  const bool in_f4 = is_f4(m.gate) || is_f4(m.shared_gate);
+  const int in_x = x_bytes(m.gate, m.shared_gate, columns);
+  const auto gate_up = [&](auto kernel, int memory, auto... plans) {
+    launch(s, kernel, dim3(blocks(width, 8 * tiles) + 1, slots), kThreads, static_cast<size_t>(memory + in_x),
+           1, m, plans..., groups, act.as<float>(), width, weight.as<float>(), tiles);
+  };
+  bool whole = all_stream;
+  for (const WeightView* w : {&m.gate, &m.up, &m.shared_gate, &m.shared_up})
+    whole &= BlockTiles<kThreads>::takes(*w);
+  if (whole) {
+    // Four blocks of a multiprocessor where two tiles each fit.
+    constexpr int kRoom = 55 * 1024;
+    const auto plan_of = [&](const WeightView& w) {
+      const RingPlan two = BlockTiles<kThreads>::plan_of(w, 2, false);
+      return two.bytes + in_x <= kRoom ? two : BlockTiles<kThreads>::plan_of(w, 1, false);
+    };
+    const RingPlan of_expert = plan_of(m.gate), of_shared = plan_of(m.shared_gate);
+    gate_up(moe_gate_up_kernel<kWalkStreams, true>, std::max(of_expert.bytes, of_shared.bytes), of_expert,
+            of_shared);
+  } else {
+    const RingPlan plan = ring_plan(ceil_div(most_steps(m.gate, m.shared_gate), kWarps), tiles, 2, in_f4);
+    gate_up(moe_gate_up_kernel<kWalkAny, false>, kWarps * plan.bytes, plan, plan);
+  }
   const auto* const_act = static_cast<const float*>(act.as<float>());
-  const int down_steps = most_steps(m.down, m.shared_down);
   if (one) {
-    const int warps = (m.top_k + 1) / 2 + 1, bytes = x_bytes(m.down, m.shared_down, 2);
-    const RingPlan plan = ring_plan(down_steps, 1, 2, down_f4);
+    const int pairs = (m.top_k + 1) / 2, of_pair = x_bytes(m.down, m.down, 2);
+    const auto plan_of = [&](const WeightView& w) {
+      return takes_whole_rows(w) ? whole_rows_plan(w, 16) : ring_plan(stream_steps(w), 1, 2, is_f4(w));
+    };
+    const RingPlan of_expert = plan_of(m.down), of_shared = plan_of(m.shared_down);
     launch(s, all_stream ? moe_down_row_kernel<kWalkStreams> : moe_down_row_kernel<kWalkAny>,
-           dim3(blocks(h, 8)), warps * 32, static_cast<size_t>(warps * (plan.bytes + bytes)), 1, m, plan,
-           const_act, width, static_cast<const float*>(weight.as<float>()), bytes);
+           dim3(blocks(h, 8)), (pairs + 1) * 32,
+           static_cast<size_t>(pairs * (of_expert.bytes + of_pair) + of_shared.bytes +
+                               x_bytes(m.shared_down, m.shared_down, 1)),
+           1, m, of_expert, of_shared, const_act, width, static_cast<const float*>(weight.as<float>()),
+           of_pair);
     return;
   }
   const Tensor y = s.scratch(DType::F32, {n_entries + n_rows, h});
   const int tiles_per_warp = 4;
-  const RingPlan plan = ring_plan(down_steps, tiles_per_warp, 2, down_f4);
+  const RingPlan plan =
+      ring_plan(most_steps(m.down, m.shared_down), tiles_per_warp, 2, is_f4(m.down) || is_f4(m.shared_down));
   launch(s, all_stream ? moe_down_kernel<kWalkStreams> : moe_down_kernel<kWalkAny>,
          dim3(blocks(h, kWarps * tiles_per_warp * 16), slots), kThreads,
          static_cast<size_t>(kWarps * plan.bytes + x_bytes(m.down, m.shared_down, columns)), 1, m, plan,

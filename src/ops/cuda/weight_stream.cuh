@@ -123,10 +123,9 @@ __device__ __forceinline__ XTile x_tile(uint8_t* memory, const WeightView& w, in
 }
 
 // Column c is row first + c of `rows`, or the one that list[first + c] names. Threads [first_thread, + kThreads).
-template <int kThreads>
+template <int kThreads, int kAtOnce = 3>
 __device__ __forceinline__ void stage_rows(const XTile& tile, const RowsF32& rows, const int32_t* list,
                                            int first, int thread) {
-  constexpr int kAtOnce = 3;
   const int chunks = tile.width / 8, all = chunks * tile.n_columns;
 #pragma unroll 1
   for (int i0 = thread; i0 < all; i0 += kThreads * kAtOnce) {
@@ -185,7 +184,9 @@ __device__ __forceinline__ uint32_t shared4(uint32_t at) {
 
 // How a launch's rings are laid out.
 struct RingPlan {
-  int32_t steps = 1, depth = 1, pitch = 64, stage_bytes = 0, bytes = 0;
+  int32_t steps = 1, depth = 1, pitch = 64, scales_at = 0, stage_bytes = 0, bytes = 0;
+  int32_t scale_pitch = 0;  // of a 4-bit row
+  bool whole_rows = false;  // one stage holds rows as they lie in memory: eight of them are one copy
 };
 inline constexpr int kMaxStageSteps = 6, kMaxStages = 4;
 // Of a 4-bit row and stage: 6 steps of eight scales, not always on four bytes, and how far they are off.
@@ -198,11 +199,47 @@ inline RingPlan ring_plan(int n_steps, int tiles, int depth, bool f4, int most =
   p.steps = std::max(1, ceil_div(n_steps, stages));
   p.depth = std::min({depth, stages * tiles, kMaxStages});
   p.pitch = p.steps * 64 + (p.steps % 2 == 0 ? 64 : 0);  // rows g and g + 1 in different halves of the banks
-  p.stage_bytes = 16 * p.pitch + (f4 ? 8 * 128 : 2 * 128);
+  p.scales_at = 16 * p.pitch;
+  p.scale_pitch = kScaleWords * 4;
+  p.stage_bytes = p.scales_at + (f4 ? 8 * 128 : 2 * 128);
   p.bytes = p.depth * p.stage_bytes + 128;
   return p;
 }
 inline bool is_f4(const WeightView& w) { return w.kind == WeightKind::F4; }
+// One of two, field by field, as of weights.
+__device__ __forceinline__ RingPlan choose(bool first, const RingPlan& a, const RingPlan& b) {
+  RingPlan p;
+  p.steps = first ? a.steps : b.steps;
+  p.depth = first ? a.depth : b.depth;
+  p.pitch = first ? a.pitch : b.pitch;
+  p.scales_at = first ? a.scales_at : b.scales_at;
+  p.stage_bytes = first ? a.stage_bytes : b.stage_bytes;
+  p.bytes = first ? a.bytes : b.bytes;
+  p.scale_pitch = first ? a.scale_pitch : b.scale_pitch;
+  p.whole_rows = first ? a.whole_rows : b.whole_rows;
+  return p;
+}
+// Whether rows lie one behind the other, of whole steps and with their scales likewise, so that eight of them are one copy.
+// Row numbers are multiples of 8.
+inline bool packed_rows(const WeightView& w) {
+  const bool packed_scales =
+      w.scale_stride == w.k / 16 && w.scale_stride % 4 == 0 && reinterpret_cast<uintptr_t>(w.scale) % 16 == 0;
+  return streams(w) && w.n % 8 == 0 && w.row_bytes == int64_t{stream_steps(w)} * 64 &&
+         (!is_f4(w) || packed_scales);
+}
+// For a warp that takes one tile, of rows that are short enough to be one stage: `rows` of them, 8 or 16.
+inline bool takes_whole_rows(const WeightView& w) { return packed_rows(w) && w.row_bytes <= 1024; }
+inline RingPlan whole_rows_plan(const WeightView& w, int rows) {
+  RingPlan p;
+  p.steps = stream_steps(w);
+  p.pitch = static_cast<int32_t>(w.row_bytes);
+  p.scales_at = rows * p.pitch;
+  p.scale_pitch = w.k / 16;
+  p.stage_bytes = p.scales_at + (is_f4(w) ? (rows * p.scale_pitch + 127) / 128 * 128 : 2 * 128);
+  p.bytes = p.stage_bytes + 128;
+  p.whole_rows = true;
+  return p;
+}
 
 __device__ __forceinline__ bool arrived(uint32_t barrier, uint32_t parity) {
   uint32_t done;
@@ -221,6 +258,35 @@ __device__ __forceinline__ bool arrived(uint32_t barrier, uint32_t parity) {
       : "memory");
 #endif
   return done != 0;
+}
+
+__device__ __forceinline__ void put_word(uint32_t to, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
+__device__ __forceinline__ void copy_word(uint32_t to, const uint8_t* from, uint64_t policy) {
+#ifdef QUERN_SM90
+  asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "l"(policy)
+               : "memory");
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_copy(uint32_t to, const uint8_t* from, int bytes, uint32_t bar,
+                                          uint64_t policy) {
+#ifdef QUERN_SM90
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+      : "memory");
+#endif
+}
+// The word of a scale of 128 columns to `to`, how to make a float of it to `how`: it is one, or its lower or upper half is.
+__device__ __forceinline__ void copy_scale(uint32_t to, uint32_t how, const uint8_t* from, bool bf16,
+                                           uint64_t policy) {
+  const auto skew = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2u;
+  copy_word(to, from - skew, policy);
+  put_word(how, !bf16 ? 0x3210u : skew == 0 ? 0x1044u : 0x3244u);
 }
 
 // A warp's ring. `aim` says what goes in next, `begin` what is taken out next; the tiles of the two may differ.
@@ -278,17 +344,16 @@ class WeightRing {
     if (step_ >= end_) return;
     const int n = min(plan_.steps, end_ - step_), bytes = min(n * 64, left_);
     const uint32_t stage = base_ + 128 + put_ * plan_.stage_bytes, bar = barrier(put_);
+    const uint64_t policy = evict_first();
+    const bool whole_f4 = plan_.whole_rows && f4_;
 #ifdef QUERN_SM90
     if (lane() == 0) {
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(rows_ * bytes)
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                   "r"(rows_ * (bytes + (whole_f4 ? plan_.scale_pitch : 0)))
                    : "memory");
     }
-    if (lane() < rows_) {
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-              stage + lane() * plan_.pitch),
-          "l"(w_), "r"(bytes), "r"(bar)
-          : "memory");
+    if (lane() < rows_ && (!plan_.whole_rows || lane() % 8 == 0)) {
+      bulk_copy(stage + lane() * plan_.pitch, w_, plan_.whole_rows ? 8 * bytes : bytes, bar, policy);
     }
 #else
     for (int at = lane() / 16 * 16; at < bytes; at += 32) {
@@ -298,22 +363,27 @@ class WeightRing {
     }
 #endif
     if (scaled_) {
-      const uint32_t to = stage + 16 * plan_.pitch;
-      if (f4_) {
+      const uint32_t to = stage + plan_.scales_at;
+      if (whole_f4) {
+#ifdef QUERN_SM90
+        if (lane() % 16 == 0 && lane() < 2 * rows_)
+          bulk_copy(to + lane() / 2 * plan_.scale_pitch, scales_, 8 * plan_.scale_pitch, bar, policy);
+#else
+        for (int i = lane() % 2 * 4; i < plan_.scale_pitch; i += 8)
+          copy_word(to + lane() / 2 * plan_.scale_pitch + i, scales_ + i, policy);
+#endif
+      } else if (f4_) {
         const uint8_t* from = scales_ + step_ * 8;
         const auto skew = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2u;
         const int words = (min(n * 8, left_ / 8) + static_cast<int>(skew) + 3) / 4;
         const uint32_t row = to + lane() / 2 * (kScaleWords * 4);
-        for (int i = lane() % 2; i < words; i += 2) copy_word(row + 4 * i, from - skew + 4 * i);
+        for (int i = lane() % 2; i < words; i += 2) copy_word(row + 4 * i, from - skew + 4 * i, policy);
         if (lane() % 2 == 0) put_word(row + 4 * kSkewWord, skew);
       } else {
         const int first = step_ >> 1, i = lane() % 16;
         if (first + i <= (step_ + n - 1) >> 1) {
-          const uint8_t* from = scales_ + (first + i) * (bf16_scales_ ? 2 : 4);
-          const auto skew = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2u;
-          copy_word(to + lane() * 4, from - skew);
-          // How to make a float of the word: it is one, or its lower or upper half is.
-          put_word(to + 128 + lane() * 4, !bf16_scales_ ? 0x3210u : skew == 0 ? 0x1044u : 0x3244u);
+          copy_scale(to + lane() * 4, to + 128 + lane() * 4, scales_ + (first + i) * (bf16_scales_ ? 2 : 4),
+                     bf16_scales_, policy);
         }
       }
     }
@@ -359,7 +429,14 @@ class WeightRing {
   __device__ __forceinline__ uint32_t lower() const { return at_ + 8 * plan_.pitch; }
   __device__ __forceinline__ int pitch() const { return plan_.pitch; }
   __device__ __forceinline__ uint32_t scales() const {
-    return base_ + 128 + take_ * plan_.stage_bytes + 16 * plan_.pitch;
+    return base_ + 128 + take_ * plan_.stage_bytes + plan_.scales_at;
+  }
+  // Of blocks of 128: from the upper rows' scales to the lower ones', and to what says how they are read.
+  __device__ __forceinline__ int lower_scales() const { return 64; }
+  // Of 4-bit rows: from one row's scales to the next, and how far into them the first is.
+  __device__ __forceinline__ int scale_pitch() const { return plan_.scale_pitch; }
+  __device__ __forceinline__ uint32_t skew(uint32_t row_scales) const {
+    return plan_.whole_rows ? 0 : shared4(row_scales + 4 * kSkewWord);
   }
   __device__ __forceinline__ int stage_step() const { return stage_step_; }
 
@@ -374,12 +451,6 @@ class WeightRing {
   __device__ __forceinline__ static int row_bytes_of(const WeightView& w) {
     return w.k * 16 / (step_values(w) / 4);
   }
-  __device__ __forceinline__ static void put_word(uint32_t to, uint32_t v) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
-  }
-  __device__ __forceinline__ static void copy_word(uint32_t to, const uint8_t* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-  }
 
   const RingPlan& plan_;
   const uint8_t *w_ = nullptr, *scales_ = nullptr;
@@ -387,6 +458,133 @@ class WeightRing {
   int put_ = 0, step_ = 0, end_ = 0, left_ = 0, rows_ = 16;
   int take_ = 0, stage_step_ = 0, in_stage_ = 0, in_range_ = 0;
   bool scaled_ = false, f4_ = false, bf16_scales_ = false;
+};
+
+// Tiles of 16 rows with all of K, which the warps of a block walk together, a part of K each: a few large copies, where a
+// ring of its own for every warp takes many small ones, of which the engine begins one in some thirteen cycles. Stages are
+// put by the whole block, between barriers. Interface as of WeightRing.
+template <int kThreads>
+class BlockTiles {
+ public:
+  static bool takes(const WeightView& w) { return packed_rows(w) && w.row_bytes <= 6144; }
+  // `padded`: a copy a row, so that rows begin in different banks, else one for eight rows where they lie.
+  static RingPlan plan_of(const WeightView& w, int depth, bool padded) {
+    RingPlan p;
+    p.steps = stream_steps(w);
+    p.depth = depth;
+    p.pitch = static_cast<int32_t>(w.row_bytes) + (padded && w.row_bytes % 128 == 0 ? 64 : 0);
+    p.whole_rows = p.pitch == w.row_bytes;
+    p.scales_at = 16 * p.pitch;
+    p.scale_pitch = is_f4(w) ? w.k / 16 : (w.k + 127) / 128 * 4;  // of a row, or of eight
+    p.stage_bytes = p.scales_at + (is_f4(w) ? 16 : 4) * p.scale_pitch;
+    p.stage_bytes = (p.stage_bytes + 127) / 128 * 128;
+    p.bytes = p.depth * p.stage_bytes + 128;
+    return p;
+  }
+
+  // The caller synchronises the block before the first `take`.
+  __device__ __forceinline__ BlockTiles(const RingPlan& plan, uint8_t* memory, const WeightView& w)
+      : plan_(plan), base_(shared_address(memory)), kind_(w.kind) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < plan_.depth; ++i) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(base_ + 8 * i),
+                     "r"(kind_ == WeightKind::F8Block ? kThreads + 1 : 1)
+                     : "memory");
+      }
+#ifdef QUERN_SM90
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    }
+  }
+  __device__ __forceinline__ void aim(const WeightView& w0, int row0, const WeightView& w1, int row1, int,
+                                      int) {
+    row0 = min(row0, w0.n - 8);
+    row1 = min(row1, w1.n - 8);
+    row_bytes_ = static_cast<int>(w0.row_bytes);
+    data_[0] = w0.data + row0 * w0.row_bytes;
+    data_[1] = w1.data + row1 * w1.row_bytes;
+    bf16_scales_ = w0.scale_is_bf16;
+    const int64_t at0 = kind_ == WeightKind::F4 ? row0 * w0.scale_stride
+                                                : (row0 >> 7) * w0.scale_stride * (bf16_scales_ ? 2 : 4),
+                  at1 = kind_ == WeightKind::F4 ? row1 * w1.scale_stride
+                                                : (row1 >> 7) * w1.scale_stride * (bf16_scales_ ? 2 : 4);
+    scales_[0] = static_cast<const uint8_t*>(w0.scale) + at0;
+    scales_[1] = static_cast<const uint8_t*>(w1.scale) + at1;
+    empty_ = false;
+  }
+  __device__ __forceinline__ bool empty() const { return empty_; }
+  __device__ __forceinline__ void put() {
+    if (empty_) return;
+    empty_ = true;
+    const uint32_t stage = base_ + 128 + put_ * plan_.stage_bytes, bar = base_ + 8 * put_,
+                   scales = stage + plan_.scales_at;
+    if (++put_ == plan_.depth) put_ = 0;
+    const uint64_t policy = evict_first();
+    const int tid = static_cast<int>(threadIdx.x);
+    const bool f4 = kind_ == WeightKind::F4;
+    if (tid == 0) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
+                   "r"(16 * (row_bytes_ + (f4 ? plan_.scale_pitch : 0)))
+                   : "memory");
+    }
+    if (tid < 16 && (!plan_.whole_rows || tid % 8 == 0)) {
+      bulk_copy(stage + tid * plan_.pitch, (tid < 8 ? data_[0] : data_[1]) + tid % 8 * row_bytes_,
+                plan_.whole_rows ? 8 * row_bytes_ : row_bytes_, bar, policy);
+    }
+    if (f4) {
+      if (tid < 16 && tid % 8 == 0) {
+        bulk_copy(scales + tid * plan_.scale_pitch, tid < 8 ? scales_[0] : scales_[1], 8 * plan_.scale_pitch,
+                  bar, policy);
+      }
+    } else if (kind_ == WeightKind::F8Block) {
+      const int each = plan_.scale_pitch / 4;
+#pragma unroll 1
+      for (int i = tid; i < 2 * each; i += kThreads) {
+        copy_scale(
+            scales + 4 * i, scales + 2 * plan_.scale_pitch + 4 * i,
+            (i < each ? scales_[0] : scales_[1] - each * (bf16_scales_ ? 2 : 4)) + i * (bf16_scales_ ? 2 : 4),
+            bf16_scales_, policy);
+      }
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void begin(int step, int) {
+    at_ = base_ + 128 + take_ * plan_.stage_bytes + 64 * step;
+  }
+  __device__ __forceinline__ int take(int n) {
+    while (!arrived(base_ + 8 * take_, parity_)) {
+    }
+    return n;
+  }
+  __device__ __forceinline__ bool used(int n) {
+    at_ += 64 * n;
+    return false;
+  }
+  // By every thread, when all are through with the tile.
+  __device__ __forceinline__ void release() {
+    if (++take_ == plan_.depth) {
+      take_ = 0;
+      parity_ ^= 1;
+    }
+  }
+  __device__ __forceinline__ uint32_t upper() const { return at_; }
+  __device__ __forceinline__ int pitch() const { return plan_.pitch; }
+  __device__ __forceinline__ uint32_t scales() const {
+    return base_ + 128 + take_ * plan_.stage_bytes + plan_.scales_at;
+  }
+  __device__ __forceinline__ int lower_scales() const { return plan_.scale_pitch; }
+  __device__ __forceinline__ int scale_pitch() const { return plan_.scale_pitch; }
+  __device__ __forceinline__ uint32_t skew(uint32_t) const { return 0; }
+  __device__ __forceinline__ int stage_step() const { return 0; }
+
+ private:
+  const RingPlan& plan_;
+  const uint8_t *data_[2] = {}, *scales_[2] = {};
+  uint32_t base_, at_ = 0, parity_ = 0;
+  WeightKind kind_;
+  int put_ = 0, take_ = 0, row_bytes_ = 0;
+  bool empty_ = true, bf16_scales_ = false;
 };
 
 // ---- codes to F16 ----
@@ -437,10 +635,10 @@ enum : unsigned { kWalkF4 = 1, kWalkF8 = 2, kWalk16 = 4, kWalkF32 = 8, kWalkStre
 // acc[j] += the tile's rows over `n` steps from `step` on, which come out of the ring next, by columns 8j … 8j + 7. `x` is
 // the lane's place in its first column at this step, columns eight further are `eight` bytes on; only tiles j < n_tiles
 // are there. `put` is called for each stage that is used up. The factor of whole rows is the caller's (finish).
-template <int kTiles, unsigned kFormats, typename Put>
+template <int kTiles, unsigned kFormats, typename Ring, typename Put>
 __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& w0, int row0,
-                                     const WeightView& w1, int row1, int step, int n, WeightRing& ring,
-                                     uint32_t x, int eight, int n_tiles, Put&& put) {
+                                     const WeightView& w1, int row1, int step, int n, Ring& ring, uint32_t x,
+                                     int eight, int n_tiles, Put&& put) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   if (kFormats == kWalkAny && !streams(w0)) {
 #pragma unroll 1
@@ -477,6 +675,7 @@ __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& 
     }
     return;
   }
+#pragma unroll 1
   while (n > 0) {
     const int m = ring.take(n);
     uint32_t from0 = ring.upper() + g * ring.pitch() + 16 * t, from1 = from0 + 8 * ring.pitch();
@@ -484,10 +683,9 @@ __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& 
     const WeightKind kind = w0.kind;
     if ((kFormats & kWalkF4) && kind == WeightKind::F4) {
       // Bytes 2t of the eight of a step.
-      const uint32_t row0_scales = ring.scales() + g * (kScaleWords * 4),
-                     row1_scales = row0_scales + 8 * kScaleWords * 4;
-      const uint32_t byte0 = shared4(row0_scales + 4 * kSkewWord) + 2 * t,
-                     byte1 = shared4(row1_scales + 4 * kSkewWord) + 2 * t;
+      const uint32_t row0_scales = ring.scales() + g * ring.scale_pitch(),
+                     row1_scales = row0_scales + 8 * ring.scale_pitch();
+      const uint32_t byte0 = ring.skew(row0_scales) + 2 * t, byte1 = ring.skew(row1_scales) + 2 * t;
       const uint32_t skip = 8 * (step - ring.stage_step());
       uint32_t scale0 = row0_scales + skip + (byte0 & ~3u), scale1 = row1_scales + skip + (byte1 & ~3u);
       const uint32_t swap = 16 * (t / 2);
@@ -527,15 +725,16 @@ __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& 
       // The place of the stage's first scale, two steps of it.
       const uint32_t scales = ring.scales() - 4 * (ring.stage_step() >> 1);
       int at = step;
-#pragma unroll 1
+#pragma unroll 2
       for (; from0 != from_end; from0 += 64, from1 += 64, ++at) {
         const uint4 u0 = shared16(from0), u1 = shared16(from1);
         float s0 = 1, s1 = 1;
         if (blocks) {
           const uint32_t from = scales + 4 * (at >> 1);
-          const uint32_t how0 = shared4(from + 128), how1 = shared4(from + 192);
+          const int lower = ring.lower_scales();
+          const uint32_t how0 = shared4(from + 2 * lower), how1 = shared4(from + 3 * lower);
           s0 = __uint_as_float(__byte_perm(shared4(from), 0, how0));
-          s1 = __uint_as_float(__byte_perm(shared4(from + 64), 0, how1));
+          s1 = __uint_as_float(__byte_perm(shared4(from + lower), 0, how1));
         }
         uint32_t a0[8], a1[8];
         e4m3_halves(u0.x, a0[0], a0[1]);
