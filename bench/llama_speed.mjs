@@ -1,6 +1,8 @@
 // Quern against llama.cpp (node-llama-cpp) on the same GGUF files, in one run: tokens a second of prefill and
 // decode.
 //
+// It wants what scripts/test installs in tests/npm/llama, and a node of version 20 or later (tests/npm/node holds one).
+//
 //   node bench/llama_speed.mjs QUERN [--rounds N] [--threads N] [--prompt N] [--tokens N] FILE.gguf…
 //
 // The two take turns, one prefill of the prompt and one run of decoded tokens each, both from an empty
