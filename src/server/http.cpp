@@ -63,6 +63,8 @@ struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
 
   HttpOptions options;
   asio::io_context context;
+  // Threads that return when the last connection has ended would leave what is posted after it undone, and held.
+  asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
   std::optional<asio::ssl::context> tls;
   std::optional<tcp::acceptor> acceptor;
   std::vector<std::thread> threads;
@@ -670,6 +672,10 @@ void HttpServer::stop() {
     s.context.stop();
     for (std::thread& thread : s.threads) thread.join();
     s.threads.clear();
+    // Handlers that were still waiting for their turn hold the state that holds them: they run here.
+    s.work.reset();
+    s.context.restart();
+    s.context.poll();
   }
 }
 
