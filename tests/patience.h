@@ -1,4 +1,5 @@
-// How long a test waits for what must end soon. Sanitizers slow a program down up to tenfold, and the bounds with them.
+// How long a test waits for what must end soon, and how much it does. Sanitizers slow a program down up to tenfold, and
+// the bounds with them.
 #pragma once
 #include <chrono>
 
@@ -15,6 +16,8 @@ constexpr int kSlowdown = 1;
 #else
 constexpr int kSlowdown = 1;
 #endif
+
+constexpr bool kSanitized = kSlowdown > 1;
 
 constexpr std::chrono::seconds patience(int seconds) { return std::chrono::seconds(seconds * kSlowdown); }
 

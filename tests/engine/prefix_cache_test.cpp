@@ -13,6 +13,7 @@
 #include <random>
 
 #include "engine/tiny_engine.h"
+#include "patience.h"
 
 namespace quern {
 namespace {
@@ -23,11 +24,15 @@ namespace fs = std::filesystem;
 // that, those behind the second beyond.
 constexpr int64_t kBases[] = {64, 192};
 
-// Prompts end 0 … 67 tokens behind the first base; behind the second, at both ends of that.
+// Prompts end 0 … 67 tokens behind the first base; behind the second, at both ends of that. Under sanitizers, whose
+// finds do not depend on each number, at the ends only, and a few of the second's.
 std::vector<int64_t> tails_of(int64_t base) {
   std::vector<int64_t> tails;
-  for (int64_t tail = 0; tail <= 67; ++tail)
-    if (base == 64 || tail <= 5 || tail >= 62) tails.push_back(tail);
+  for (int64_t tail = 0; tail <= 67; ++tail) {
+    const bool end = tail <= 5 || tail >= 62;
+    if (test::kSanitized ? tail <= 1 || tail == 64 || (base == 64 && tail >= 66) : base == 64 || end)
+      tails.push_back(tail);
+  }
   return tails;
 }
 
@@ -141,12 +146,12 @@ TEST(PrefixCache, a_hit_is_a_cold_start_from_ram_from_disk_and_in_another_proces
 TEST(PrefixCache, a_hit_is_a_cold_start_with_an_end_of_text_around_the_snapshot) {
   TinyModel tiny(64, 2);
   const Folder folder;
-  for (int64_t at = 64 - 4; at <= 64 + 3; ++at) {
+  for (int64_t at = 64 - 4; at <= 64 + 3; at += test::kSanitized ? 3 : 1) {
     auto ids = ids_of(64 + 6, 77);
     for (int32_t& id : ids) id = id == 4000 ? 1 : id;
     ids[at] = 4000;  // <|endoftext|> cuts the n-grams' context
     TinyEngine engine(tiny, with_disk(folder.path));
-    for (int64_t size = 64 + 6; size > 64; --size) {
+    for (int64_t size = 64 + 6; size > 64; size -= test::kSanitized ? 5 : 1) {
       const Request request = ask_closely({ids.begin(), ids.begin() + size});
       const auto expected = alone(tiny, request);
       ASSERT_EQ(engine.ask(request).ids, expected);
