@@ -140,6 +140,7 @@ class BenchRequest {
     if (!chunked_) {
       if (in_.size() < length_) return;
       body_ = std::move(in_);
+      if (body_.starts_with("data: ")) events();  // a stream that ended before its head went out has a length
       return finish();
     }
     size_t at = 0;
@@ -190,7 +191,7 @@ class BenchRequest {
   void finish() {
     total = since(begun_);
     if (status_ != 200) return fail(fmt::format("status {}: {}", status_, body_.substr(0, 200)));
-    if (!chunked_) read_usage(body_);
+    if (!body_.empty()) read_usage(body_);
     done_ = true;
   }
 

@@ -243,7 +243,9 @@ int serve_main(int argc, char** argv) {
   const bool open_to_all = !service.access.loopback && service.access.keys.empty();
   Service server(std::move(service), engine, tokenizer, chat_template, f.defaults);
   server.start();
-  const std::string where = fmt::format("{}://{}:{}", scheme, host, server.port());
+  const bool is_v6 = host.find(':') != std::string::npos;
+  const std::string where =
+      fmt::format("{}://{}{}{}:{}", scheme, is_v6 ? "[" : "", host, is_v6 ? "]" : "", server.port());
   if (open_to_all)
     log(LogLevel::Warn, "no API key is set: everybody who reaches {} can use this server", host);
 

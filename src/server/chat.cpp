@@ -135,7 +135,7 @@ std::shared_ptr<Generation> Chat::start(const ChatRequest& from, std::function<v
         fmt::format("prompt is too long: {} tokens > {} maximum; the maximum context length is {} tokens, "
                     "prompt and reply together",
                     size, context - 1, context),
-        from.messages.is_null() ? "prompt" : "messages", "context_length_exceeded");
+        std::string(from.prompt_field), "context_length_exceeded");
 
   Request request;
   request.max_tokens = context - size;

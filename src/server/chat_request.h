@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/json.h"
@@ -24,9 +25,10 @@ struct AnswerFormat {
 };
 
 struct ChatRequest {
-  // A conversation: not null. Else a raw prompt: text (control tokens are text in it) or ids.
+  // A conversation: not null. Else a raw prompt: text (control tokens spelled in it are meant) or ids.
   Json messages;
-  Json tools;  // array of {"type": "function", "function": …}, or null
+  std::string_view prompt_field = "messages";  // what the client calls it, for errors
+  Json tools;                                  // array of {"type": "function", "function": …}, or null
   std::string raw_text;
   std::vector<int32_t> raw_ids;
 

@@ -405,6 +405,7 @@ ChatRequest parse_completion(const Json& body, const RequestLimits& limits) {
     request.sampling.n_logprobs = static_cast<int32_t>(*logprobs);
 
   const Json* prompt = fields.get("prompt");
+  request.prompt_field = "prompt";
   if (!prompt) bad_request("prompt", "is missing");
   const Json* one = prompt;
   std::string path = "prompt";

@@ -6,6 +6,7 @@
 
 #include <iterator>
 
+#include "base/json_repair.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "server/openai.h"
@@ -98,7 +99,8 @@ class MessageBuilder {
       Json function, call;
       function.set("name", fields.required_text("name"));
       const std::string* arguments = fields.text("arguments");
-      function.set("arguments", arguments ? *arguments : "");
+      function.set("arguments",
+                   arguments ? read_arguments(*arguments, at + ".arguments") : Json(Json::Object{}));
       call.set("id", call_id(fields));
       call.set("type", "function");
       call.set("function", std::move(function));
@@ -134,6 +136,17 @@ class MessageBuilder {
 
  private:
   bool has_calls() const { return calls_.size() > 0; }
+  static Json read_arguments(const std::string& text, const std::string& path) {
+    if (text.find_first_not_of(" \t\r\n") == text.npos) return Json(Json::Object{});
+    Json parsed;
+    try {
+      parsed = parse_repaired_json(text);
+    } catch (const Error& error) {
+      bad_request(path, std::string("expected a JSON object in the string: ") + error.what());
+    }
+    if (!parsed.is_object() && !parsed.is_null()) bad_field(path, "a JSON object in the string", parsed);
+    return parsed;
+  }
   static bool is_cut(Fields& fields) {
     const std::string* status = fields.text("status");
     return status && *status == "incomplete";
@@ -479,6 +492,7 @@ ResponsesRequest parse_responses(const Json& body, const RequestLimits& limits, 
   for (size_t i = 0; i < out.input_items.size(); ++i)
     builder.add(out.input_items.as_array()[i], fmt::format("input[{}]", i));
   builder.flush();
+  request.prompt_field = "input";
   if (request.messages.size() == 0) bad_request("input", "expected at least one message");
 
   if (const Json* tools = fields.array("tools")) request.tools = read_tools(*tools, limits);

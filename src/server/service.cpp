@@ -450,6 +450,8 @@ void Service::get(const std::shared_ptr<Exchange>& exchange) {
 }
 
 void Service::check_model(ChatRequest& request) const {
+  // Every chunk of a stream repeats it.
+  if (request.model.size() > 1024) bad_field("model", "at most 1024 bytes", Json(request.model));
   if (request.model.empty()) {
     request.model = options_.model_names[0];
     return;

@@ -215,24 +215,35 @@ TEST(Responses, what_codex_sends_is_taken) {
 
 TEST(Responses, faults_are_named) {
   ScriptedServer server(script_of("x"));
-  for (const auto& [body, name] : std::vector<std::pair<std::string, std::string>>{
-           {"{}", "input"},
-           {R"({"input":5})", "input"},
-           {R"({"input":[5]})", "input[0]"},
-           {R"({"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]})",
-            "input[0].content[0]"},
-           {R"({"input":"x","background":true})", "background"},
-           {R"({"input":"x","truncation":"auto"})", "truncation"},
-           {R"({"input":"x","max_output_tokens":0})", "max_output_tokens"},
-           {R"({"input":"x","tool_choice":"required"})", "tool_choice"},
-           {R"({"input":"x","text":{"format":{"type":"yaml"}}})", "text.format.type"},
-           {R"({"input":"x","top_logprobs":21})", "top_logprobs"},
-           {R"({"input":"x","include":[5]})", "include"},
-           {R"({"input":"x","conversation":"c"})", "conversation"}}) {
+  for (
+      const auto& [body, name] : std::vector<std::pair<std::string, std::string>>{
+          {"{}", "input"},
+          {R"({"input":5})", "input"},
+          {R"({"input":[5]})", "input[0]"},
+          {R"({"input":["x"]})", "input[0]"},
+          {R"({"input":[{"role":"user","content":"x"},{"type":"function_call","call_id":"c","name":"f","arguments":"{"}]})",
+           "input[1].arguments"},
+          {R"({"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"[1]"}]})",
+           "input[0].arguments"},
+          {R"({"input":"x","model":")" + std::string(2000, 'm') + R"("})", "model"},
+          {R"({"input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}]})",
+           "input[0].content[0]"},
+          {R"({"input":"x","background":true})", "background"},
+          {R"({"input":"x","truncation":"auto"})", "truncation"},
+          {R"({"input":"x","max_output_tokens":0})", "max_output_tokens"},
+          {R"({"input":"x","tool_choice":"required"})", "tool_choice"},
+          {R"({"input":"x","text":{"format":{"type":"yaml"}}})", "text.format.type"},
+          {R"({"input":"x","top_logprobs":21})", "top_logprobs"},
+          {R"({"input":"x","include":[5]})", "include"},
+          {R"({"input":"x","conversation":"c"})", "conversation"}}) {
     const Reply r = server.post("/v1/responses", body);
     EXPECT_EQ(r.status, 400) << body;
     EXPECT_TRUE(at(r.json(), "error", "message").as_string().starts_with(name)) << r.body;
   }
+  ScriptedServer small(R"({"context":40,"replies":[{"match":"","text":"x"}]})");
+  const Reply over = small.post("/v1/responses", R"({"input":")" + std::string(200, 'x') + R"( y z"})");
+  EXPECT_EQ(at(over.json(), "error", "code").as_string(), "context_length_exceeded");
+  EXPECT_EQ(at(over.json(), "error", "param").as_string(), "input");
 }
 
 TEST(ResponseStore, survives_a_restart_keeps_the_newest_and_joins_turns) {

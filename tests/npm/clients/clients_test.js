@@ -170,6 +170,11 @@ for (const [name, provider] of Object.entries(providers)) {
     for await (const part of streamText({ ...common, prompt: 'hi' }).textStream) text += part
     assert.equal(text.trim(), greeting)
   })
+  await check(`${name}: a second turn knows what the first answered`, async () => {
+    const turns = user('hi')
+    turns.push(...(await generateText({ ...common, messages: turns })).response.messages, ...user('hi'))
+    assert.equal((await generateText({ ...common, messages: turns })).text.trim(), 'Hello again.')
+  })
   await check(`${name}: a tool loop`, async () => {
     const r = await generateText({ ...common, prompt: weather, tools, stopWhen: stepCountIs(3) })
     assert.equal(r.text.trim(), answer)
