@@ -197,8 +197,7 @@ class Compiler {
   static int count(const Json& schema, const char* key, int absent, const std::string& path) {
     const Json* v = schema.find(key);
     if (!v) return absent;
-    const bool natural =
-        v->is_int() || (v->is_float() && v->as_double() == std::trunc(v->as_double()));
+    const bool natural = v->is_int() || (v->is_float() && v->as_double() == std::trunc(v->as_double()));
     const double n = natural ? v->as_double() : -1;
     if (n < 0) fail(path, fmt::format("{}: expected a natural number", key));
     if (n > kMaxCount)
@@ -227,7 +226,8 @@ class Compiler {
 constexpr std::string_view kStringKeys[] = {"minLength", "maxLength", "pattern", "format"};
 constexpr std::string_view kNumberKeys[] = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
 constexpr std::string_view kArrayKeys[] = {"items", "prefixItems", "minItems", "maxItems", "uniqueItems"};
-constexpr std::string_view kObjectKeys[] = {"properties", "required", "additionalProperties"};
+constexpr std::string_view kObjectKeys[] = {"properties", "required", "additionalProperties",
+                                            "propertyNames"};
 constexpr std::string_view kOtherKeys[] = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"};
 
 template <size_t N>
@@ -367,7 +367,14 @@ Id Compiler::string(const Json& schema, const std::string& path) {
       fail(path, fmt::format("minLength {} is above maxLength {}", min, max));
     return s_.json_string(min, max);
   }
-  if (pattern && format) fail(path, "'pattern' beside 'format' is not supported");
+  if (pattern && format) {
+    if (!format->is_string()) fail(path, "format: expected string");
+    const bool spelled_out = pattern->is_string() && pattern->as_string().starts_with('^') &&
+                             pattern->as_string().ends_with('$') && !pattern->as_string().ends_with("\\$");
+    if (!spelled_out && string_format(format->as_string()))
+      fail(path, "'pattern' without ^ and $ beside 'format' is not supported");
+    format = nullptr;
+  }
   if (schema.find("minLength") || schema.find("maxLength"))
     fail(path,
          fmt::format("minLength or maxLength beside '{}' is not supported", pattern ? "pattern" : "format"));
@@ -446,6 +453,15 @@ Id Compiler::array(const Json& schema, const std::string& path, int depth) {
   return s_.seq({s_.bytes("["), p_.space, rest, s_.bytes("]")});
 }
 
+// Whether every string fits: true, {} or {"type": "string"}.
+bool is_any_name(const Json& names) {
+  if (names == Json(true)) return true;
+  if (!names.is_object()) return false;
+  for (const auto& [key, value] : names.as_object())
+    if (!is_schema_annotation(key) && !(key == "type" && value == Json("string"))) return false;
+  return true;
+}
+
 Id Compiler::object(const Json& schema, const std::string& path, int depth) {
   struct Member {
     std::string name;
@@ -460,8 +476,15 @@ Id Compiler::object(const Json& schema, const std::string& path, int depth) {
   std::vector<Member> members;
   if (properties)
     for (const auto& [name, s] : properties->as_object()) members.push_back({name, &s, false});
-  const bool open =
-      additional ? !(*additional == Json(false)) : members.empty() && !(required && required->size());
+  bool open = additional ? !(*additional == Json(false)) : members.empty() && !(required && required->size());
+  if (const Json* names = schema.find("propertyNames"); names && !is_any_name(*names)) {
+    const Json* listed = names->find("enum");
+    if (!listed || !listed->is_array() || properties) fail(path, "this 'propertyNames' is not supported");
+    for (const Json& name : listed->as_array())
+      if (name.is_string() && open)
+        members.push_back({name.as_string(), additional ? additional : &anything, false});
+    open = false;
+  }
   if (required)
     for (const Json& name : required->as_array()) {
       if (!name.is_string()) fail(path, "required: expected strings");

@@ -3,9 +3,13 @@
 // Supported: type, enum, const; string: minLength, maxLength, or pattern, or format (date, time, date-time,
 // uuid, email, hostname, ipv4, ipv6, uri, duration); number and integer: minimum, maximum, exclusiveMinimum,
 // exclusiveMaximum; array: items, prefixItems, minItems, maxItems; object: properties, required,
-// additionalProperties; anyOf; oneOf where no two branches can both match; allOf where the parts merge; $ref
+// additionalProperties, propertyNames of type string or with an enum; anyOf; oneOf where no two branches can both match; allOf where the parts merge; $ref
 // within the document, recursion included. Annotations (title, description, default, …) are passed over. Any
 // other keyword is an Error that names it and its path.
+//
+// A pattern beside a format is what is held to where it is anchored at both ends, or where the format's name means
+// nothing here: so libraries spell their formats out (zod: email, uuid, date, cuid2, …), and the standard makes of
+// `format` an annotation. Any other pattern beside a format that is known here is refused.
 //
 // The text generated always fits the schema; the reverse is narrowed where JSON has many spellings of one
 // value:

@@ -165,6 +165,17 @@ TEST(GrammarJson, documents_that_fit_are_taken_and_others_not) {
       {R"({"type":"string","format":"email"})",
        {R"("jo.doe+x@mail.example.org")"},
        {R"("jo@")", R"("@x.org")"}},
+      // As zod writes them: a format with its pattern, a record.
+      {R"({"type":"string","format":"uuid","pattern":"^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"})",
+       {R"("123e4567-e89b-42d3-a456-426614174000")"},
+       {R"("123e4567-e89b-12d3-a456-426614174000")"}},
+      {R"({"type":"string","format":"starts_with","pattern":"^ab.*"})", {R"("abc")"}, {R"("ba")"}},
+      {R"({"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"integer"}})",
+       {R"({})", R"({"x":1,"y":2})"},
+       {R"({"x":"1"})"}},
+      {R"({"type":"object","propertyNames":{"type":"string","enum":["a","b"]},"additionalProperties":{"type":"integer"},"required":["b"]})",
+       {R"({"a":1,"b":2})", R"({"b":2})"},
+       {R"({"a":1})", R"({"b":1,"c":2})", R"({"b":true})"}},
   };
   for (const Case& c : cases) {
     const auto grammar = schema(c.schema);
@@ -319,6 +330,10 @@ TEST(GrammarJson, what_is_not_supported_is_refused_by_name_and_path) {
       {R"({"type":"strin"})", "type 'strin' is not known"},
       {R"({"type":3})", "type: expected"},
       {R"({"type":"string","format":"iri"})", "format 'iri' is not supported"},
+      {R"({"type":"string","format":"date","pattern":"2"})", "'pattern' without ^ and $ beside 'format'"},
+      {R"({"type":"string","format":"date","pattern":"^2\\$"})", "'pattern' without ^ and $ beside 'format'"},
+      {R"({"type":"object","propertyNames":{"minLength":2}})", "this 'propertyNames' is not supported"},
+      {R"({"type":"object","propertyNames":{"enum":["a"]},"properties":{"b":{}}})", "this 'propertyNames'"},
       {R"({"type":"string","pattern":"^*x$"})",
        "#/pattern: regular expression: a quantifier with nothing before it"},
       {R"({"type":"string","pattern":"a","maxLength":3})", "beside 'pattern'"},
