@@ -27,11 +27,13 @@ float SumFloats(const float* p, int64_t n) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(a, b), hn::Add(c, e))));
 }
 
-// Ten chains hide the latency of two units. Returns the operations done.
+// Ten chains hide the latency of two units. They start apart: compilers see that equal ones stay equal, and
+// keep one. Returns the operations done.
 int64_t FmaLoop(int64_t rounds, float* sink) {
   const hn::ScalableTag<float> d;
-  auto a = hn::Set(d, *sink), b = a, c = a, e = a, f = a, g = a, h = a, i = a, j = a, k = a;
   const auto x = hn::Set(d, 0.999f), y = hn::Set(d, 0.001f);
+  auto a = hn::Set(d, *sink), b = hn::Add(a, y), c = hn::Add(b, y), e = hn::Add(c, y), f = hn::Add(e, y),
+       g = hn::Add(f, y), h = hn::Add(g, y), i = hn::Add(h, y), j = hn::Add(i, y), k = hn::Add(j, y);
   for (int64_t r = 0; r < rounds; ++r) {
     a = hn::MulAdd(a, x, y);
     b = hn::MulAdd(b, x, y);
