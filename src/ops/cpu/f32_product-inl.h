@@ -14,7 +14,7 @@ inline V e4m3_as_half(V bytes) {
 
 // Widens `columns` of kLanes rows into to[column · stride + lane]. `scale` is F8E4M3's.
 template <DType kType>
-void widen(const uint8_t* const* rows, int64_t columns, const float* scale, float* to, int64_t stride) {
+void widen(const Rows& rows, int64_t columns, const float* scale, float* to, int64_t stride) {
   constexpr int64_t kBytes = kType == DType::F32 ? 4 : kType == DType::F8E4M3 ? 1 : 2, kChunk = 16 / kBytes;
   int64_t column = 0;
   for (; column + kChunk <= columns; column += kChunk) {
@@ -100,6 +100,7 @@ void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, 
                     kSums = kOutputs * kLanes;
   const int64_t k = job.w->k();
   alignas(64) float panel[kF32Stretch * kSums];
+  alignas(64) uint8_t copies[kLanes * kF32Stretch * kBytes];
   const float* xs[kF32RowBlock];
   alignas(64) float few_sums[16 * kSums];
   for (int64_t r0 = 0; r0 < job.n_rows; r0 += kF32RowBlock) {
@@ -110,19 +111,20 @@ void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, 
       for (int64_t k0 = 0; k0 < k; k0 += kF32Stretch) {
         const int64_t columns = std::min(k - k0, kF32Stretch);
         for (int c = 0; c < kOutputs; ++c) {
-          const uint8_t* at[kLanes];
+          const int64_t row = n + c * kLanes;
+          // Past the end of the row lie the first stretches of the next block's.
+          const bool same_rows = k0 + 2 * kF32Stretch < k;
+          const int64_t ask_row = same_rows ? row : row + kSums;
+          const uint8_t* ask_at =
+              weights + (ask_row - first) * stride + (k0 + 2 * kF32Stretch - (same_rows ? 0 : k)) * kBytes;
+          for (int64_t j = std::min<int64_t>(n1 - ask_row, kLanes); j > 0; --j, ask_at += stride)
+            ask(ask_at, kF32Stretch * kBytes);
+          const Rows from =
+              rows_of(weights, stride, row - first, n1 - first, k0 * kBytes, columns * kBytes, copies);
           alignas(64) float scale[kLanes];
-          for (int j = 0; j < kLanes; ++j) {
-            const int64_t row = std::min(n + c * kLanes + j, n1 - 1);
-            at[j] = weights + (row - first) * stride + k0 * kBytes;
-            // Past the end of the row lie the first stretches of the next block's.
-            ask(k0 + 2 * kF32Stretch < k ? at[j] + 2 * kF32Stretch * kBytes
-                                         : weights + (std::min(row + kSums, n1 - 1) - first) * stride +
-                                               (k0 + 2 * kF32Stretch - k) * kBytes,
-                kF32Stretch * kBytes);
-            if constexpr (kType == DType::F8E4M3) scale[j] = fp8_scale(*job.w, row, k0);
-          }
-          widen<kType>(at, columns, scale, panel + c * kLanes, kSums);
+          if constexpr (kType == DType::F8E4M3)
+            for (int j = 0; j < kLanes; ++j) scale[j] = fp8_scale(*job.w, std::min(row + j, n1 - 1), k0);
+          widen<kType>(from, columns, scale, panel + c * kLanes, kSums);
         }
         for (int64_t i = 0; i < rows; ++i) xs[i] = job.x_row(r0 + i) + k0;
         f32_tiles<kOutputs>(std::make_integer_sequence<int, kF32Rows>(), panel, xs, rows, columns, sums);

@@ -31,11 +31,18 @@ inline V bits(V v, uint8_t mask) {
 }
 
 // to[i] = the halves at `at` of block i of every row. Collected first and widened after: loads of bytes just
-// stored by narrower stores would wait.
-inline void half_scales(const uint8_t* const* rows, int64_t at, int64_t stride, int64_t n, float* to) {
+// stored by narrower stores would wait. One by one through registers: compilers else make vectors of them, at
+// two shuffles each.
+inline void half_scales(const Rows& rows, int64_t at, int64_t stride, int64_t n, float* to) {
   uint16_t h[kStretch / 32 * kLanes];
-  for (int64_t i = 0; i < n; ++i)
-    for (int j = 0; j < kLanes; ++j) std::memcpy(&h[i * kLanes + j], rows[j] + at + i * stride, 2);
+  for (int j = 0; j < kLanes; ++j) {
+    const uint8_t* from = rows[j] + at;
+    for (int64_t i = 0; i < n; ++i, from += stride) {
+      uint16_t half;
+      std::memcpy(&half, from, 2);
+      h[i * kLanes + j] = unknown(half);
+    }
+  }
   for (int64_t i = 0; i < n; ++i) storef(to + i * kLanes, halves(h + i * kLanes));
 }
 
@@ -60,7 +67,7 @@ struct Lookup {
 template <int kBytes, int kAt, bool kMinimum>
 struct UnpackNibbles {
   template <class F>
-  static void codes(const uint8_t* const* rows, int64_t n, uint8_t* to, F code) {
+  static void codes(const Rows& rows, int64_t n, uint8_t* to, F code) {
     for (int64_t i = 0; i < n; ++i, to += 8 * kVectorBytes) {
       V q[4];
       transpose(rows, i * kBytes + kAt, q);
@@ -70,14 +77,14 @@ struct UnpackNibbles {
       }
     }
   }
-  static void scales(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void scales(const Rows& rows, int64_t n, Panel& p) {
     half_scales(rows, 0, kBytes, n, p.scale);
     if constexpr (kMinimum) half_scales(rows, 2, kBytes, n, p.minimum);
   }
 };
 template <>
 struct Unpack<quant::BlockQ4_0> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     using Layout = UnpackNibbles<18, 2, false>;
     Layout::codes(rows, n, p.codes, AsIs());
     Layout::scales(rows, n, p);
@@ -85,7 +92,7 @@ struct Unpack<quant::BlockQ4_0> {
 };
 template <>
 struct Unpack<quant::BlockQ4_1> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     using Layout = UnpackNibbles<20, 4, true>;
     Layout::codes(rows, n, p.codes, AsIs());
     Layout::scales(rows, n, p);
@@ -93,7 +100,7 @@ struct Unpack<quant::BlockQ4_1> {
 };
 template <>
 struct Unpack<quant::BlockIQ4_NL> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     using Layout = UnpackNibbles<18, 2, false>;
     Layout::codes(rows, n, p.codes, Lookup{kIq4Codes});
     Layout::scales(rows, n, p);
@@ -114,7 +121,7 @@ inline V fifth_bits(V high, int j) {
   return lookup(table(kSixteen), v);
 }
 // Nibbles at `at` of one block of every row, with the words of their high bits.
-inline void five_bits(const uint8_t* const* rows, int64_t at, V high, uint8_t* to) {
+inline void five_bits(const Rows& rows, int64_t at, V high, uint8_t* to) {
   V q[4];
   transpose(rows, at, q);
   for (int j = 0; j < 4; ++j) {
@@ -124,7 +131,7 @@ inline void five_bits(const uint8_t* const* rows, int64_t at, V high, uint8_t* t
 }
 template <>
 struct Unpack<quant::BlockQ5_0> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     for (int64_t i = 0; i < n; ++i) {
       V first[4];
       transpose(rows, i * 22, first);  // d and the low 16 high bits; the others and two bytes of nibbles
@@ -136,7 +143,7 @@ struct Unpack<quant::BlockQ5_0> {
 };
 template <>
 struct Unpack<quant::BlockQ5_1> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     for (int64_t i = 0; i < n; ++i) {
       V first[4];
       transpose(rows, i * 24, first);  // d and m; the high bits
@@ -148,7 +155,7 @@ struct Unpack<quant::BlockQ5_1> {
 };
 template <>
 struct Unpack<quant::BlockMXFP4> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     UnpackNibbles<17, 1, false>::codes(rows, n, p.codes, Lookup{kE2m1Codes});
     for (int64_t i = 0; i < n; ++i)
       for (int j = 0; j < kLanes; ++j) p.scale[i * kLanes + j] = quant::e8m0_to_float(rows[j][i * 17]) * 0.5f;
@@ -156,7 +163,7 @@ struct Unpack<quant::BlockMXFP4> {
 };
 template <>
 struct Unpack<quant::BlockQ8_0> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     for (int64_t i = 0; i < n; ++i)
       for (int half = 0; half < 2; ++half, to += 4 * kVectorBytes) {
@@ -170,7 +177,7 @@ struct Unpack<quant::BlockQ8_0> {
 
 // The eight scales and minima of a Q4_K or Q5_K block: its first 16 bytes are d, m and the 6-bit fields
 // (quant::k_scale, quant::k_min).
-inline void k_scales(const uint8_t* const* rows, int64_t at, float* scale, float* minimum) {
+inline void k_scales(const Rows& rows, int64_t at, float* scale, float* minimum) {
   V w[4];
   transpose(rows, at, w);
   const VF d = low_half(w[0]), m = mul(allf(-1), low_half(right32<16>(w[0])));
@@ -193,7 +200,7 @@ inline void k_scales(const uint8_t* const* rows, int64_t at, float* scale, float
 }
 template <>
 struct Unpack<quant::BlockQ4_K> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     for (int64_t i = 0; i < n; ++i, to += 64 * kVectorBytes) {
       for (int pair = 0; pair < 4; ++pair)
@@ -212,7 +219,7 @@ struct Unpack<quant::BlockQ4_K> {
 };
 template <>
 struct Unpack<quant::BlockQ5_K> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     for (int64_t i = 0; i < n; ++i, to += 64 * kVectorBytes) {
       for (int half = 0; half < 2; ++half) {
@@ -237,7 +244,7 @@ struct Unpack<quant::BlockQ5_K> {
   }
 };
 // Sixteen signed bytes at `at` of every row, times d: the scales of 16 groups.
-inline void signed_scales(const uint8_t* const* rows, int64_t at, VF d, float* to) {
+inline void signed_scales(const Rows& rows, int64_t at, VF d, float* to) {
   V s[4];
   transpose(rows, at, s);
   for (int j = 0; j < 4; ++j) {
@@ -249,7 +256,7 @@ inline void signed_scales(const uint8_t* const* rows, int64_t at, VF d, float* t
 }
 template <>
 struct Unpack<quant::BlockQ6_K> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     alignas(64) float d[kStretch / 256 * kLanes];
     half_scales(rows, 208, 210, n, d);
     uint8_t* to = p.codes;
@@ -277,7 +284,7 @@ struct Unpack<quant::BlockQ6_K> {
 };
 template <>
 struct Unpack<quant::BlockQ2_K> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     alignas(64) float d[kStretch / 256 * kLanes], m[kStretch / 256 * kLanes];
     half_scales(rows, 80, 84, n, d);
     half_scales(rows, 82, 84, n, m);
@@ -310,7 +317,7 @@ struct Unpack<quant::BlockQ2_K> {
 };
 template <>
 struct Unpack<quant::BlockQ3_K> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     for (int64_t i = 0; i < n; ++i, to += 64 * kVectorBytes)
       for (int odd = 0; odd < 2; ++odd) {
@@ -358,7 +365,7 @@ struct Unpack<quant::BlockQ3_K> {
 };
 template <>
 struct Unpack<quant::BlockIQ4_XS> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     for (int64_t i = 0; i < n; ++i) {
       V first[4];
@@ -382,7 +389,7 @@ struct Unpack<quant::BlockIQ4_XS> {
 };
 template <>
 struct Unpack<quant::BlockNVFP4> {
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     for (int64_t i = 0; i < n; ++i)
       for (int two = 0; two < 2; ++two, to += 8 * kVectorBytes) {
@@ -407,7 +414,7 @@ struct Unpack<quant::BlockNVFP4> {
 };
 template <>
 struct Unpack<BlockE2M1> {  // codes only: the scales lie elsewhere
-  static void run(const uint8_t* const* rows, int64_t n, Panel& p) {
+  static void run(const Rows& rows, int64_t n, Panel& p) {
     uint8_t* to = p.codes;
     alignas(16) static constexpr int8_t kLow[16] = {0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13};
     alignas(16) static constexpr int8_t kHigh[16] = {2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14, 15, 15};
@@ -570,7 +577,9 @@ void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
   constexpr int64_t kSums = kPanels * kLanes;
   alignas(64) Panel panels[kPanels];
   alignas(64) float few_sums[16 * kSums];
+  alignas(64) uint8_t copies[kLanes * (kStretch / Block::kValues) * sizeof(Block)];
   RowView views[kTileRows * 16];
+  const int64_t row_length = k / Block::kValues * static_cast<int64_t>(sizeof(Block));
   for (int64_t r0 = 0; r0 < job.n_rows; r0 += kRowBlock) {
     const int64_t rows = std::min(job.n_rows - r0, kRowBlock);
     float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
@@ -582,17 +591,17 @@ void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
       for (int64_t k0 = 0; k0 < k; k0 += stretch) {
         const int64_t columns = std::min(k - k0, stretch), block0 = k0 / Block::kValues;
         for (int c = 0; c < kPanels; ++c) {
-          const uint8_t* at[kLanes];
-          for (int j = 0; j < kLanes; ++j) {
-            const int64_t row = std::min(n + c * kLanes + j, n1 - 1);
-            at[j] = weights + row * stride + block0 * static_cast<int64_t>(sizeof(Block));
-            ask(k0 + 2 * stretch < k ? at[j] + 2 * stretch_bytes
-                                     : weights + std::min(row + kSums, n1 - 1) * stride +
-                                           (k0 + 2 * stretch - k) / Block::kValues *
-                                               static_cast<int64_t>(sizeof(Block)),
-                stretch_bytes);
-          }
-          Unpack<Block>::run(at, columns / Block::kValues, panels[c]);
+          const int64_t row = n + c * kLanes, at = block0 * static_cast<int64_t>(sizeof(Block));
+          // What is asked for lies two stretches on; past the end of the row, in the rows after these.
+          const bool same_rows = k0 + 2 * stretch < k;
+          const int64_t ask_row = same_rows ? row : row + kSums;
+          const uint8_t* ask_at =
+              weights + ask_row * stride + at + 2 * stretch_bytes - (same_rows ? 0 : row_length);
+          for (int64_t j = std::min<int64_t>(n1 - ask_row, kLanes); j > 0; --j, ask_at += stride)
+            ask(ask_at, stretch_bytes);
+          const Rows from = rows_of(weights, stride, row, n1, at,
+                                    columns / Block::kValues * static_cast<int64_t>(sizeof(Block)), copies);
+          Unpack<Block>::run(from, columns / Block::kValues, panels[c]);
           if constexpr (std::is_same_v<Block, BlockE2M1>) {
             for (int j = 0; j < kLanes; ++j) {
               const auto* s = w.scale.row<const uint8_t>(std::min(n + c * kLanes + j, n1 - 1)) + k0 / 16;

@@ -58,12 +58,13 @@ inline VF halves(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline VF low_half(V v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); }
-inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
-  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
-  V v = _mm512_castsi128_si512(part(j));
-  v = _mm512_inserti32x4(v, part(j + 4), 1);
-  v = _mm512_inserti32x4(v, part(j + 8), 2);
-  return _mm512_inserti32x4(v, part(j + 12), 3);
+// 16 bytes from each of `at`, 4, 8 and 12 strides on.
+inline V load_rows(const uint8_t* at, int64_t stride) {
+  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i * stride)); };
+  V v = _mm512_castsi128_si512(part(0));
+  v = _mm512_inserti32x4(v, part(4), 1);
+  v = _mm512_inserti32x4(v, part(8), 2);
+  return _mm512_inserti32x4(v, part(12), 3);
 }
 #else
 using V = __m256i;
@@ -123,23 +124,52 @@ inline VF low_half(V v) {
   v = bit_and(v, all32(0xffff));
   return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
 }
-inline V load_rows(const uint8_t* const* rows, int j, int64_t at) {
-  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + at)); };
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(part(j)), part(j + 4), 1);
+inline V load_rows(const uint8_t* at, int64_t stride) {
+  const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i * stride)); };
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(part(0)), part(4), 1);
 }
 #endif
 
 inline constexpr int kVectorBytes = 4 * kLanes;
 
-// Bytes [at, at + 16) of every row: lane i of out[j] holds bytes 4j … 4j + 3 of row i.
-inline void transpose(const uint8_t* const* rows, int64_t at, V out[4]) {
-  const V r0 = load_rows(rows, 0, at), r1 = load_rows(rows, 1, at), r2 = load_rows(rows, 2, at),
-          r3 = load_rows(rows, 3, at);
+// kLanes rows of bytes, evenly spaced.
+struct Rows {
+  const uint8_t* at;
+  int64_t stride;
+  const uint8_t* operator[](int64_t i) const { return at + i * stride; }
+};
+
+// A value that the compiler knows nothing of.
+template <class T>
+inline T unknown(T x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
+// Bytes [at, at + 16) of every row: lane i of out[j] holds bytes 4j … 4j + 3 of row i. The stride is made
+// unknown each time: compilers else keep its sixteen multiples, more than there are registers, where addresses
+// have multiples by 1, 2, 4 and 8 for nothing.
+inline void transpose(const Rows& rows, int64_t at, V out[4]) {
+  const int64_t stride = unknown(rows.stride);
+  const uint8_t* p = rows.at + at;
+  const V r0 = load_rows(p, stride), r1 = load_rows(p + stride, stride),
+          r2 = load_rows(p + 2 * stride, stride), r3 = load_rows(p + 3 * stride, stride);
   const V a = low32(r0, r1), b = high32(r0, r1), c = low32(r2, r3), d = high32(r2, r3);
   out[0] = low64(a, c);
   out[1] = high64(a, c);
   out[2] = low64(b, d);
   out[3] = high64(b, d);
+}
+
+// Rows [row, row + kLanes) of `weights`, `bytes` of each from `at` on. Where the rows end before, at `end`,
+// copies of those that are there, in `copies` [kLanes, bytes], and zeros.
+inline Rows rows_of(const uint8_t* weights, int64_t stride, int64_t row, int64_t end, int64_t at,
+                    int64_t bytes, uint8_t* copies) {
+  if (row + kLanes <= end) return {weights + row * stride + at, stride};
+  std::memset(copies, 0, static_cast<size_t>(kLanes * bytes));
+  for (int64_t i = row; i < end; ++i)
+    std::memcpy(copies + (i - row) * bytes, weights + i * stride + at, static_cast<size_t>(bytes));
+  return {copies, bytes};
 }
 
 // OCP E4M3 bytes in the low bits of lanes; bit 7 is the sign.
