@@ -5,6 +5,7 @@ namespace quern::cpu::QUERN_LEVEL {
 
 inline constexpr int kF32Rows = 6, kF32Panels = QUERN_WIDE ? 4 : 2;
 inline constexpr int64_t kF32RowBlock = 256;  // rows whose sums wait between stretches
+inline constexpr int64_t kF32Turn = 256;      // outputs of such rows
 
 // E4M3 bytes in the low halves of 16-bit lanes, moved to the fields of a half: its exponent counts from 8
 // higher, so it is 2^-8 of the number.
@@ -55,82 +56,126 @@ void widen(const Rows& rows, int64_t columns, const float* scale, float* to, int
     }
 }
 
-// Adds the products over one stretch of R rows and kOutputs · kLanes outputs to the sums.
+// Adds the products over one stretch of R rows and kOutputs · kLanes outputs to the sums. The loops over R and
+// kOutputs are unrolled, so that no accumulator lies in memory.
 template <int kOutputs, int R>
 void f32_tile(const float* panel, const float* const* x, int64_t columns, float* sums) {
   VF acc[R][kOutputs];
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int c = 0; c < kOutputs; ++c) acc[r][c] = zerof();
 #pragma GCC unroll 2
   for (int64_t i = 0; i < columns; ++i) {
     VF w[kOutputs];
+#pragma GCC unroll 4
     for (int c = 0; c < kOutputs; ++c) w[c] = loadf(panel + (i * kOutputs + c) * kLanes);
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const VF xs = allf(x[r][i]);
+#pragma GCC unroll 4
       for (int c = 0; c < kOutputs; ++c) acc[r][c] = fma(w[c], xs, acc[r][c]);
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
     for (int c = 0; c < kOutputs; ++c) {
       float* to = sums + (r * kOutputs + c) * kLanes;
       storef(to, add(loadf(to), acc[r][c]));
     }
 }
 
+// Weights that will be read soon: `bytes` of each of `rows` rows.
+struct Ahead {
+  const uint8_t* at;
+  int64_t stride, rows, bytes;
+
+  void ask_some(int64_t n) {
+    for (n = std::min(n, rows), rows -= n; n > 0; --n, at += stride) ask(at, bytes);
+  }
+};
+
 template <int kOutputs, int... kRows>
 void f32_tiles(std::integer_sequence<int, kRows...>, const float* panel, const float* const* x, int64_t rows,
-               int64_t columns, float* sums) {
+               int64_t columns, float* sums, Ahead ahead) {
   using Tile = void (*)(const float*, const float* const*, int64_t, float*);
   static constexpr Tile kTiles[] = {f32_tile<kOutputs, kRows + 1>...};
   const int64_t count = (rows + kF32Rows - 1) / kF32Rows;
-  for (int64_t t = 0; t < count; ++t) {
-    const int64_t begin = rows * t / count, end = rows * (t + 1) / count;
+  const int64_t share = (ahead.rows + count - 1) / count;
+  int64_t begin = 0;
+  for (int64_t t = 1; t <= count; ++t) {
+    const int64_t end = rows * t / count;
+    // A part of the weights ahead with each tile: the processor waits where many are asked for at once. The
+    // next tile's x too: its rows lie far apart.
+    ahead.ask_some(share);
+    for (int64_t i = end; i < std::min(end + kF32Rows, rows); ++i)
+      ask(reinterpret_cast<const uint8_t*>(x[i]), kF32Stretch * static_cast<int64_t>(sizeof(float)));
     kTiles[end - begin - 1](panel, x + begin, columns, sums + begin * kOutputs * kLanes);
+    begin = end;
   }
 }
 
 // Outputs [n0, n1) in blocks of kOutputs · kLanes; `weights` are rows of kType, `stride` bytes apart, from
-// output `first` on.
+// output `first` on. With many rows, blocks take turns at each stretch: all of x seldom fits the second-level
+// cache, its stretch does.
 template <DType kType, int kOutputs>
 void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, int64_t first, int64_t n0,
                  int64_t n1) {
   constexpr int64_t kBytes = kType == DType::F32      ? 4
                              : kType == DType::F8E4M3 ? 1
                                                       : 2,
-                    kSums = kOutputs * kLanes;
+                    kSums = kOutputs * kLanes, kFew = 16;
   const int64_t k = job.w->k();
   alignas(64) float panel[kF32Stretch * kSums];
+  alignas(64) float few_sums[kFew * kSums];
   alignas(64) uint8_t copies[kLanes * kF32Stretch * kBytes];
   const float* xs[kF32RowBlock];
-  alignas(64) float few_sums[16 * kSums];
   for (int64_t r0 = 0; r0 < job.n_rows; r0 += kF32RowBlock) {
     const int64_t rows = std::min(job.n_rows - r0, kF32RowBlock);
-    float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
-    for (int64_t n = n0; n < n1; n += kSums) {
-      std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
+    const int64_t turn = rows <= kF32Rows * 10 ? kSums : kF32Turn;  // outputs that take turns
+    float* sums = rows <= kFew ? few_sums : thread_scratch(0, rows * kF32Turn);
+    for (int64_t begin = n0; begin < n1; begin += turn) {
+      const int64_t end = std::min(begin + turn, n1), blocks = (end - begin + kSums - 1) / kSums;
+      std::memset(sums, 0, static_cast<size_t>(rows * blocks * kSums) * sizeof(float));
+      // What is asked for lies two panels on: of later blocks, of later stretches, of the outputs after these.
+      int64_t next_n = begin, next_k = 0;
+      const auto advance = [&] {
+        next_n += kSums;
+        if (next_n < end) return;
+        next_n = begin;
+        next_k += kF32Stretch;
+      };
+      advance();
+      advance();
       for (int64_t k0 = 0; k0 < k; k0 += kF32Stretch) {
         const int64_t columns = std::min(k - k0, kF32Stretch);
-        for (int c = 0; c < kOutputs; ++c) {
-          const int64_t row = n + c * kLanes;
-          // Past the end of the row lie the first stretches of the next block's.
-          const bool same_rows = k0 + 2 * kF32Stretch < k;
-          const int64_t ask_row = same_rows ? row : row + kSums;
-          const uint8_t* ask_at =
-              weights + (ask_row - first) * stride + (k0 + 2 * kF32Stretch - (same_rows ? 0 : k)) * kBytes;
-          for (int64_t j = std::min<int64_t>(n1 - ask_row, kLanes); j > 0; --j, ask_at += stride)
-            ask(ask_at, kF32Stretch * kBytes);
-          const Rows from =
-              rows_of(weights, stride, row - first, n1 - first, k0 * kBytes, columns * kBytes, copies);
-          alignas(64) float scale[kLanes];
-          if constexpr (kType == DType::F8E4M3)
-            for (int j = 0; j < kLanes; ++j) scale[j] = fp8_scale(*job.w, std::min(row + j, n1 - 1), k0);
-          widen<kType>(from, columns, scale, panel + c * kLanes, kSums);
-        }
         for (int64_t i = 0; i < rows; ++i) xs[i] = job.x_row(r0 + i) + k0;
-        f32_tiles<kOutputs>(std::make_integer_sequence<int, kF32Rows>(), panel, xs, rows, columns, sums);
+        for (int64_t b = 0; b < blocks; ++b) {
+          const int64_t ask_n = next_k < k ? next_n : next_n + turn, ask_k = next_k < k ? next_k : next_k - k;
+          Ahead ahead{weights + (ask_n - first) * stride + ask_k * kBytes, stride,
+                      std::clamp<int64_t>(n1 - ask_n, 0, kSums), kF32Stretch * kBytes};
+          for (int c = 0; c < kOutputs; ++c) {
+            const int64_t row = begin + b * kSums + c * kLanes;
+            if (rows <= kFew) ahead.ask_some(kLanes);
+            const Rows from =
+                rows_of(weights, stride, row - first, n1 - first, k0 * kBytes, columns * kBytes, copies);
+            alignas(64) float scale[kLanes];
+            if constexpr (kType == DType::F8E4M3)
+              for (int j = 0; j < kLanes; ++j) scale[j] = fp8_scale(*job.w, std::min(row + j, n1 - 1), k0);
+            widen<kType>(from, columns, scale, panel + c * kLanes, kSums);
+          }
+          f32_tiles<kOutputs>(std::make_integer_sequence<int, kF32Rows>(), panel, xs, rows, columns,
+                              sums + b * rows * kSums, ahead);
+          advance();
+        }
       }
-      const auto width = static_cast<size_t>(std::min(n1 - n, kSums)) * sizeof(float);
-      for (int64_t i = 0; i < rows; ++i) std::memcpy(job.y_row(r0 + i) + n, sums + i * kSums, width);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t n = begin + b * kSums;
+        const auto width = static_cast<size_t>(std::min(end - n, kSums)) * sizeof(float);
+        for (int64_t i = 0; i < rows; ++i)
+          std::memcpy(job.y_row(r0 + i) + n, sums + (b * rows + i) * kSums, width);
+      }
     }
   }
 }
