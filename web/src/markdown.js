@@ -1,5 +1,5 @@
 // Markdown as models write it, to HTML. Everything is escaped before any tag is made, and links are limited to http, https
-// and mailto, so that a reply cannot run anything.
+// and mailto, so that a reply cannot run anything. Repeats are bounded, so that no reply takes time out of proportion.
 
 const escapes = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' }
 export const escape = (s) => s.replace(/[&<>"']/g, (c) => escapes[c])
@@ -11,7 +11,7 @@ const keywords = new Set(
     'switch template this throw trait true True try type typedef typename use using var virtual void where while with yield ' +
     'select insert update delete create table join group order by').split(' '),
 )
-const code = /(\/\/[^\n]*|#[^\n]*|\/\*[\s\S]*?\*\/|--[^\n]*)|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)|(\b\d[\w.]*\b)|([A-Za-z_]\w*)/g
+const code = /(\/\/[^\n]*|#[^\n]*|\/\*[\s\S]*?\*\/|--[^\n]*)|("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\]){0,5000}`)|(\b\d[\w.]*\b)|([A-Za-z_]\w*)/g
 const plain = new Set(['', 'text', 'txt', 'plain', 'console', 'output', 'md', 'markdown', 'diff'])
 
 // Comments, strings, numbers and keywords, whatever the language.
@@ -36,17 +36,17 @@ function inline(text) {
   let s = text.replace(/\u0000/g, '')
   s = s.replace(/(`+)([\s\S]*?[^`])\1(?!`)/g, (_, __, body) => keep(`<code>${escape(body.replace(/^ (.*) $/, '$1'))}</code>`))
   s = s.replace(/\\([\\`*_{}[\]()#+\-.!|~<>])/g, (_, c) => keep(escape(c)))
-  s = s.replace(/!?\[([^\]]*)\]\(\s*<?((?:https?:|mailto:)[^\s)>]+)>?(?:\s+"[^"]*")?\s*\)/g, (_, label, url) =>
+  s = s.replace(/!?\[([^\][]{0,500})\]\(\s*<?((?:https?:|mailto:)[^\s)>]{1,2000})>?(?:\s+"[^"]{0,500}")?\s*\)/g, (_, label, url) =>
     keep(`<a href="${escape(url)}" target="_blank" rel="noopener noreferrer">${escape(label) || escape(url)}</a>`))
   s = s.replace(/<?(https?:\/\/[^\s<>"')\]]*[^\s<>"')\].,;:!?])>?/g, (_, url) =>
     keep(`<a href="${escape(url)}" target="_blank" rel="noopener noreferrer">${escape(url)}</a>`))
   s = escape(s)
   s = s.replace(/\*\*\*([^\s*](?:[^*]*[^\s*])?)\*\*\*/g, '<strong><em>$1</em></strong>')
-  s = s.replace(/\*\*([^\s*](?:[\s\S]*?[^\s])?)\*\*/g, '<strong>$1</strong>')
+  s = s.replace(/\*\*([^\s*](?:[\s\S]{0,2000}?[^\s])?)\*\*/g, '<strong>$1</strong>')
   s = s.replace(/\*([^\s*](?:[^*]*[^\s*])?)\*/g, '<em>$1</em>')
   s = s.replace(/(^|[^\w])_([^\s_](?:[^_]*[^\s_])?)_(?!\w)/g, '$1<em>$2</em>')
   s = s.replace(/~~([^~]+)~~/g, '<del>$1</del>')
-  s = s.replace(/ {2,}\n|\\\n/g, '<br>')
+  s = s.replace(/(?<! ) {2,}\n|\\\n/g, '<br>')
   while (/\u0000\d+\u0000/.test(s)) s = s.replace(/\u0000(\d+)\u0000/g, (_, i) => kept[i])
   return s
 }
@@ -57,7 +57,11 @@ const rule = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/
 const divider = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/
 const cells = (line) => line.trim().replace(/^\|/, '').replace(/\|$/, '').split(/(?<!\\)\|/).map((c) => c.trim().replace(/\\\|/g, '|'))
 
-function blocks(lines) {
+// Lists and quotes deeper than this are text: each level costs its whole inside, and models fall into loops.
+const deepest = 16
+
+function blocks(lines, depth = 0) {
+  if (depth > deepest) return `<p>${inline(lines.join('\n'))}</p>`
   let out = ''
   let at = 0
   const starts = (line) => fence.test(line) || /^ {0,3}#{1,6}\s/.test(line) || item.test(line) || /^ {0,3}>/.test(line) || rule.test(line)
@@ -92,7 +96,7 @@ function blocks(lines) {
     if (/^ {0,3}>/.test(line)) {
       const body = []
       for (; at < lines.length && (/^ {0,3}>/.test(lines[at]) || (lines[at].trim() && body.length && !starts(lines[at]))); at++) body.push(lines[at].replace(/^ {0,3}> ?/, ''))
-      out += `<blockquote>${blocks(body)}</blockquote>`
+      out += `<blockquote>${blocks(body, depth + 1)}</blockquote>`
       continue
     }
     m = item.exec(line)
@@ -109,7 +113,7 @@ function blocks(lines) {
         const width = n[1].length + n[2].length + 1
         for (at++; at < lines.length; at++) {
           const l = lines[at]
-          const depth = l.match(/^\s*/)[0].length
+          const spaces = l.match(/^\s*/)[0].length
           if (!l.trim()) {
             const next = lines.slice(at + 1).find((x) => x.trim())
             const more = next !== undefined && next.match(/^\s*/)[0].length >= Math.min(width, base + 2)
@@ -121,7 +125,7 @@ function blocks(lines) {
             inner.push('')
             continue
           }
-          if (depth >= Math.min(width, base + 2)) inner.push(l.slice(Math.min(depth, width)))
+          if (spaces >= Math.min(width, base + 2)) inner.push(l.slice(Math.min(spaces, width)))
           else if (item.test(l) || starts(l)) break
           else inner.push(l)
         }
@@ -133,7 +137,7 @@ function blocks(lines) {
       for (const inner of items) {
         const task = /^\[([ xX])\]\s+/.exec(inner[0])
         if (task) inner[0] = inner[0].slice(task[0].length)
-        let html = blocks(inner)
+        let html = blocks(inner, depth + 1)
         if (!loose) html = html.replace(/^<p>([\s\S]*?)<\/p>/, '$1')
         out += `<li>${task ? `<input type="checkbox" disabled${task[1] === ' ' ? '' : ' checked'}> ` : ''}${html}</li>`
       }

@@ -2,7 +2,7 @@
 //   node page_test.js QUERN MODEL [FOLDER for screenshots]
 // Ends with 77, which ctest counts as skipped, where Chromium, the node modules or the page itself are missing.
 import { spawn } from 'node:child_process'
-import { existsSync, mkdtempSync, readFileSync } from 'node:fs'
+import { existsSync, mkdtempSync, readFileSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -22,7 +22,13 @@ function expect(fact, holds, found = '') {
   if (!holds) failures++
 }
 
-const server = spawn(quern, ['serve', model, '--script', join(here, 'script.json'), '--port', '0', '--response-store', ':memory:'], { stdio: ['ignore', 'inherit', 'pipe'] })
+// The script, and replies that would stop a page that shows every token, or takes each for a level.
+const script = JSON.parse(readFileSync(join(here, 'script.json'), 'utf8'))
+const hard = { long: 'word '.repeat(12000), quotes: '> '.repeat(20000) + 'x', lists: '- '.repeat(20000) + 'x', brackets: '!['.repeat(20000) }
+for (const [name, text] of Object.entries(hard)) script.replies.unshift({ match: `hard ${name}`, text: `</think>${text}`, step: 50 })
+const scriptFile = join(mkdtempSync(join(tmpdir(), 'quern-page-')), 'script.json')
+writeFileSync(scriptFile, JSON.stringify(script))
+const server = spawn(quern, ['serve', model, '--script', scriptFile, '--port', '0', '--response-store', ':memory:'], { stdio: ['ignore', 'inherit', 'pipe'] })
 const url = await new Promise((resolve, reject) => {
   let text = ''
   server.stderr.on('data', (data) => {
@@ -86,6 +92,26 @@ try {
   await ask('Write markup')
   await finished()
   expect('markup in a reply is text', (await last().innerText()).includes('<img src=x') && (await last().locator('img, script, a').count()) === 0 && (await page.evaluate(() => window.pwned)) === undefined, await last().innerHTML())
+
+  // Long replies, and such as a model in a loop writes: the page goes on.
+  for (const name of Object.keys(hard)) {
+    await page.getByRole('button', { name: 'New conversation' }).first().click()
+    await page.evaluate(() => {
+      let last = performance.now()
+      window.gap = 0
+      clearInterval(window.beat)
+      window.beat = setInterval(() => {
+        window.gap = Math.max(window.gap, performance.now() - last)
+        last = performance.now()
+      }, 20)
+    })
+    await box.fill(`hard ${name}`)
+    await box.press('Enter')
+    await last().locator('.stats').waitFor({ timeout: 60000 }).catch(() => {})
+    const gap = await page.evaluate(() => window.gap)
+    const shown = (await last().innerText()).length
+    expect(`the page goes on beside a hard reply: ${name}`, gap < 1500 && shown > 10000, `stood still for ${gap} ms, ${shown} characters`)
+  }
 
   // Stop, by button and by key.
   await page.getByRole('button', { name: 'New conversation' }).first().click()
