@@ -52,14 +52,6 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
       if (segment.position >= back) prefetch_l2(d.ring_row(segment, segment.position - back) + channel);
     }
   }
-  // Pages that no kernel has touched since the last step are looked up on the way as well.
-  touch(d.state(segment.slot, head) + column0 + warp * 16 * kHeadDim);
-  touch(d.ring_row(segment, segment.position % kConvRing) + channel_of(0));
-  touch(d.pending_row(segment.slot, 0));
-  touch(d.qkv + segment.row * d.qkv_stride);
-  touch(d.z + segment.row * d.z_stride);
-  touch(d.a + segment.row * d.a_stride);
-  touch(d.y + segment.row * d.y_stride);
   const float rate = d.decay[head], bias = d.dt_bias[head];
   const float norm_of = tid < kColumns ? d.norm[column0 + tid] : 0.0f;
   if (segment.n_pending > 0) {

@@ -77,7 +77,6 @@ __global__ __launch_bounds__(kThreads,
   __shared__ float part_squares[kWarps][kColumns];
   __shared__ float sum[2 * kMaxStreams][kColumns * 16];  // of the cluster's first block: every block's
   __shared__ float squares[2 * kMaxStreams][kColumns];
-  __shared__ float r_of[kColumns][kMaxStreams];
   cluster_arrive();
   const int cluster = m.streams * per_stream;
   const int rank = static_cast<int>(blockIdx.x) % cluster, at = static_cast<int>(blockIdx.x) / cluster;
@@ -128,25 +127,19 @@ __global__ __launch_bounds__(kThreads,
   cluster_arrive();
   if (rank == 0) {
     cluster_wait();
-    for (int i = tid; i < n_columns * m.streams; i += kThreads) {
-      const int c = i / m.streams, s = i % m.streams;
-      float q = 0;
-      for (int p = 0; p < per_stream; ++p) q += squares[s * per_stream + p][c];
-      const float r = rsqrtf(q / static_cast<float>(m.width) + m.eps);
-      r_of[c][s] = r;
-      if (tile == 0) r_out[(first + c) * m.streams + s] = r;
-    }
-    __syncthreads();
     for (int i = tid; i < n_columns * 16; i += kThreads) {
       const int c = i / 16, t = first + c, n = row + i % 16;
-      if (n >= w.n) continue;
       float v = 0;
 #pragma unroll
       for (int s = 0; s < kMaxStreams; ++s) {
         if (s >= m.streams) break;
-        const float q = per_stream == 2 ? sum[2 * s][i] + sum[2 * s + 1][i] : sum[s][i];
-        v = fmaf(r_of[c][s], q, v);
+        const int p = s * per_stream;
+        const float square = per_stream == 2 ? squares[p][c] + squares[p + 1][c] : squares[p][c];
+        const float r = rsqrtf(square / static_cast<float>(m.width) + m.eps);
+        if (tile == 0 && i % 16 == s) r_out[t * m.streams + s] = r;
+        v = fmaf(r, per_stream == 2 ? sum[p][i] + sum[p + 1][i] : sum[p][i], v);
       }
+      if (n >= w.n) continue;
       v *= inverse;
       if (is_inject) {
         m.inj[t * m.inj_stride + n] = 2.0f * scalar::sigmoid(v);

@@ -183,8 +183,8 @@ __global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __gr
               last = part_begin(steps, piece + 1, kPieces);
     float acc[1][4] = {};
     tile.begin(first, last - first);
-    walk<1, kFormats>(acc, w, row, w, row + 8, first, last - first, tile, x_place(x, w, lane / 4, first), 0,
-                      1, [] {});
+    walk<1, kFormats, true>(acc, w, row, w, row + 8, first, last - first, tile,
+                            x_place(x, w, lane / 4, first), 0, 1, [] {});
     finish<1>(acc, w, row, w, row + 8);
     if (lane % 4 == 0) {
       part[piece][lane / 4] = acc[0][0];

@@ -118,7 +118,7 @@ template <unsigned kFormats, bool kWhole>
 __global__ __launch_bounds__(kThreads, kWhole ? 4 : 5) void moe_gate_up_kernel(
     const __grid_constant__ MoeView m, const __grid_constant__ RingPlan expert_plan,
     const __grid_constant__ RingPlan shared_plan, const __grid_constant__ Groups groups, float* act,
-    int width, float* shared_weight, int tiles_per_block) {
+    int width, bool packs, float* shared_weight, int tiles_per_block) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float part[kWarps][kColumns * 16];
   __shared__ float reduced[kWarps];
@@ -205,7 +205,14 @@ __global__ __launch_bounds__(kThreads, kWhole ? 4 : 5) void moe_gate_up_kernel(
         const int entry = shared          ? n_entries + group.first + c
                           : group.entries ? __ldcg(group.entries + c)
                                           : group.first;
-        act[int64_t{entry} * width + r] = scalar::silu(g) * u;
+        const float v = scalar::silu(g) * u;
+        if (packs) {
+          const XOrder order = x_order(shared ? m.shared_down.kind : m.down.kind);
+          reinterpret_cast<uint16_t*>(act)[int64_t{entry} * width + XTile::place(order, r)] =
+              XTile::packed(order, v);
+        } else {
+          act[int64_t{entry} * width + r] = v;
+        }
       }
       __syncthreads();  // part, the tile, and after the last row x, are used up
       if constexpr (kWhole) {
@@ -227,7 +234,7 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
                              2) void moe_down_row_kernel(const __grid_constant__ MoeView m,
                                                          const __grid_constant__ RingPlan expert_plan,
                                                          const __grid_constant__ RingPlan shared_plan,
-                                                         const float* act, int width,
+                                                         const float* act, int width, bool packed,
                                                          const float* shared_weight, int x_bytes) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float result[2 * kMaxPairs + 2][8], p[2 * kMaxPairs];
@@ -261,7 +268,19 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
   const RowsF32 rows{act, width, m.top_k + 1, w0.k, width % 4 == 0 && w0.k % 16 == 0};
   pdl_wait();
   const float of_shared = __ldcg(shared_weight);
-  stage_rows<32, 5>(x, rows, nullptr, first, lane);  // two rows of 640 at once
+  if (packed) {  // as x lies in shared memory
+    const int chunks = w0.k / 8;
+#pragma unroll 5
+    for (int i = lane; i < (two ? 2 : 1) * chunks; i += 32) {
+      const int c = i >= chunks ? 1 : 0;
+      const uint4* from = reinterpret_cast<const uint4*>(reinterpret_cast<const uint16_t*>(act) +
+                                                         int64_t{first + c} * width) +
+                          i - c * chunks;
+      *reinterpret_cast<uint4*>(x.x + c * x.stride + 16 * (i - c * chunks)) = __ldcg(from);
+    }
+  } else {
+    stage_rows<32>(x, rows, nullptr, first, lane);
+  }
   __syncwarp();
   float acc[1][4] = {};
   walk<1, kFormats>(acc, w0, row, w1, row, 0, steps, ring, x_place(x, w0, lane / 4, 0), 0, 1,
@@ -374,10 +393,13 @@ void moe_decode(Stream& s, const MoeView& m) {
                           streams(m.shared_up) && streams(m.shared_down);
   const int tiles = one ? 2 : 5;  // of a block
   const bool in_f4 = is_f4(m.gate) || is_f4(m.shared_gate);
+  // One row's intermediate is written as down's x lies in shared memory.
+  const auto in_steps = [](const WeightView& w) { return streams(w) && w.k % step_values(w) == 0; };
+  const bool packs = one && width % 8 == 0 && in_steps(m.down) && in_steps(m.shared_down);
   const int in_x = x_bytes(m.gate, m.shared_gate, columns);
   const auto gate_up = [&](auto kernel, int memory, auto... plans) {
     launch(s, kernel, dim3(blocks(width, 8 * tiles) + 1, slots), kThreads, static_cast<size_t>(memory + in_x),
-           1, m, plans..., groups, act.as<float>(), width, weight.as<float>(), tiles);
+           1, m, plans..., groups, act.as<float>(), width, packs, weight.as<float>(), tiles);
   };
   bool whole = all_stream;
   for (const WeightView* w : {&m.gate, &m.up, &m.shared_gate, &m.shared_up})
@@ -407,7 +429,7 @@ void moe_decode(Stream& s, const MoeView& m) {
            dim3(blocks(h, 8)), (pairs + 1) * 32,
            static_cast<size_t>(pairs * (of_expert.bytes + of_pair) + of_shared.bytes +
                                x_bytes(m.shared_down, m.shared_down, 1)),
-           1, m, of_expert, of_shared, const_act, width, static_cast<const float*>(weight.as<float>()),
+           1, m, of_expert, of_shared, const_act, width, packs, static_cast<const float*>(weight.as<float>()),
            of_pair);
     return;
   }

@@ -34,12 +34,6 @@ __device__ __forceinline__ uint64_t evict_first() {
 #endif
   return policy;
 }
-// A read whose value is not used: it may run before what it reads is there.
-__device__ __forceinline__ void touch(const float* p) {
-  float v;
-  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
-  static_cast<void>(v);
-}
 __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }

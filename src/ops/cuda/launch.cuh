@@ -47,6 +47,15 @@ template <typename... P, typename... A>
 void launch(Stream& s, void (*kernel)(P...), dim3 grid, int threads, size_t shared, int cluster,
             A&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  // A multiprocessor divides its memory between L1 and shared anew only when it is empty: of the kernels of a graph, which shall
+  // start beside each other, none may ask for a division of its own. Prompt kernels run alone and keep theirs.
+  cudaStreamCaptureStatus capture{};
+  QUERN_CUDA_CHECK(cudaStreamIsCapturing(handle(s), &capture));
+  if (capture == cudaStreamCaptureStatusActive) {
+    QUERN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                          cudaFuncAttributePreferredSharedMemoryCarveout,
+                                          cudaSharedmemCarveoutMaxShared));
+  }
   if (shared > 16 * 1024) {  // with the kernel's own arrays it may pass the default limit
     QUERN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -64,12 +64,13 @@ enum class XOrder : int32_t {
   Half,     // F16, the same
   Nibbles,  // F16: (0,2) (4,6) (1,3) (5,7)
 };
+__host__ __device__ inline XOrder x_order(WeightKind kind) {  // of weights that stream
+  if (kind == WeightKind::F4) return XOrder::Nibbles;
+  return kind == WeightKind::F8Block || kind == WeightKind::F8Row || kind == WeightKind::F16 ? XOrder::Half
+                                                                                             : XOrder::Brain;
+}
 __host__ __device__ inline XOrder x_order(const WeightView& w) {
-  if (!streams(w)) return XOrder::Brain;
-  if (w.kind == WeightKind::F4) return XOrder::Nibbles;
-  return w.kind == WeightKind::F8Block || w.kind == WeightKind::F8Row || w.kind == WeightKind::F16
-             ? XOrder::Half
-             : XOrder::Brain;
+  return streams(w) ? x_order(w.kind) : XOrder::Brain;
 }
 // Bytes from one column to the next: so far beyond a multiple of 128 that the lanes of a load meet no bank twice.
 __host__ __device__ inline int x_stride(const WeightView& w, int n_steps) {
@@ -101,6 +102,15 @@ struct XTile {
   __device__ __forceinline__ float rounded(float v) const {
     return order == XOrder::Brain ? bf16_low(pack_bf16(v, 0.0f)) : __half2float(__float2half_rn(v));
   }
+  // Where value k of a column lies in it, in values, and what is put there: `put` for one value.
+  __device__ __forceinline__ static int place(XOrder order, int k) {
+    if (order != XOrder::Nibbles) return k;
+    const int chunk = k / 8, e = k % 8;
+    return (chunk ^ (chunk >> 3 & 1)) * 8 + e / 2 + e % 2 * 4;
+  }
+  __device__ __forceinline__ static uint16_t packed(XOrder order, float v) {
+    return static_cast<uint16_t>(order == XOrder::Brain ? pack_bf16(v, 0.0f) : pack_f16(v, 0.0f));
+  }
   // Values 8·chunk … 8·chunk + 7 from k0 on.
   __device__ __forceinline__ void put(int column, int chunk, const float (&v)[8]) const {
     uint4 u;
@@ -123,9 +133,10 @@ __device__ __forceinline__ XTile x_tile(uint8_t* memory, const WeightView& w, in
 }
 
 // Column c is row first + c of `rows`, or the one that list[first + c] names. Threads [first_thread, + kThreads).
-template <int kThreads, int kAtOnce = 3>
+template <int kThreads>
 __device__ __forceinline__ void stage_rows(const XTile& tile, const RowsF32& rows, const int32_t* list,
                                            int first, int thread) {
+  constexpr int kAtOnce = 3;
   const int chunks = tile.width / 8, all = chunks * tile.n_columns;
 #pragma unroll 1
   for (int i0 = thread; i0 < all; i0 += kThreads * kAtOnce) {
@@ -635,7 +646,8 @@ enum : unsigned { kWalkF4 = 1, kWalkF8 = 2, kWalk16 = 4, kWalkF32 = 8, kWalkStre
 // acc[j] += the tile's rows over `n` steps from `step` on, which come out of the ring next, by columns 8j … 8j + 7. `x` is
 // the lane's place in its first column at this step, columns eight further are `eight` bytes on; only tiles j < n_tiles
 // are there. `put` is called for each stage that is used up. The factor of whole rows is the caller's (finish).
-template <int kTiles, unsigned kFormats, typename Ring, typename Put>
+// kAhead: FP8 weights of the next step are loaded while a step is multiplied, where few warps hide that.
+template <int kTiles, unsigned kFormats, bool kAhead = false, typename Ring, typename Put>
 __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& w0, int row0,
                                      const WeightView& w1, int row1, int step, int n, Ring& ring, uint32_t x,
                                      int eight, int n_tiles, Put&& put) {
@@ -724,27 +736,31 @@ __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& 
       const bool blocks = kind == WeightKind::F8Block;
       // The place of the stage's first scale, two steps of it.
       const uint32_t scales = ring.scales() - 4 * (ring.stage_step() >> 1);
-      int at = step;
-#pragma unroll 2
-      for (; from0 != from_end; from0 += 64, from1 += 64, ++at) {
-        const uint4 u0 = shared16(from0), u1 = shared16(from1);
+      const int lower = ring.lower_scales();
+      struct Step {
+        uint4 u0, u1;
         float s0 = 1, s1 = 1;
+      };
+      const auto load = [&](Step& w, int i) {
+        w.u0 = shared16(from0 + 64 * i);
+        w.u1 = shared16(from1 + 64 * i);
         if (blocks) {
-          const uint32_t from = scales + 4 * (at >> 1);
-          const int lower = ring.lower_scales();
+          const uint32_t from = scales + 4 * ((step + i) >> 1);
           const uint32_t how0 = shared4(from + 2 * lower), how1 = shared4(from + 3 * lower);
-          s0 = __uint_as_float(__byte_perm(shared4(from), 0, how0));
-          s1 = __uint_as_float(__byte_perm(shared4(from + lower), 0, how1));
+          w.s0 = __uint_as_float(__byte_perm(shared4(from), 0, how0));
+          w.s1 = __uint_as_float(__byte_perm(shared4(from + lower), 0, how1));
         }
+      };
+      const auto multiply = [&](const Step& w) {
         uint32_t a0[8], a1[8];
-        e4m3_halves(u0.x, a0[0], a0[1]);
-        e4m3_halves(u1.x, a1[0], a1[1]);
-        e4m3_halves(u0.y, a0[2], a0[3]);
-        e4m3_halves(u1.y, a1[2], a1[3]);
-        e4m3_halves(u0.z, a0[4], a0[5]);
-        e4m3_halves(u1.z, a1[4], a1[5]);
-        e4m3_halves(u0.w, a0[6], a0[7]);
-        e4m3_halves(u1.w, a1[6], a1[7]);
+        e4m3_halves(w.u0.x, a0[0], a0[1]);
+        e4m3_halves(w.u1.x, a1[0], a1[1]);
+        e4m3_halves(w.u0.y, a0[2], a0[3]);
+        e4m3_halves(w.u1.y, a1[2], a1[3]);
+        e4m3_halves(w.u0.z, a0[4], a0[5]);
+        e4m3_halves(w.u1.z, a1[4], a1[5]);
+        e4m3_halves(w.u0.w, a0[6], a0[7]);
+        e4m3_halves(w.u1.w, a1[6], a1[7]);
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           if (kTiles > 1 && j >= n_tiles) break;
@@ -755,9 +771,27 @@ __device__ __forceinline__ void walk(float (&acc)[kTiles][4], const WeightView& 
           mma_f16(part[0], a0[4], a1[4], a0[5], a1[5], b1.x, b1.y);
           mma_f16(part[1], a0[6], a1[6], a0[7], a1[7], b1.z, b1.w);
 #pragma unroll
-          for (int q = 0; q < 4; ++q) acc[j][q] = fmaf(q < 2 ? s0 : s1, part[0][q] + part[1][q], acc[j][q]);
+          for (int q = 0; q < 4; ++q)
+            acc[j][q] = fmaf(q < 2 ? w.s0 : w.s1, part[0][q] + part[1][q], acc[j][q]);
         }
         x += 128;
+      };
+      if constexpr (kAhead) {
+        Step now, next;
+        load(now, 0);
+#pragma unroll 2
+        for (int i = 0; i < m; ++i) {
+          load(next, min(i + 1, m - 1));
+          multiply(now);
+          now = next;
+        }
+      } else {
+#pragma unroll 2
+        for (int i = 0; i < m; ++i) {
+          Step now;
+          load(now, i);
+          multiply(now);
+        }
       }
     } else if ((kFormats & kWalkF32) && kind == WeightKind::F32) {
 #pragma unroll 1
