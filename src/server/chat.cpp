@@ -18,6 +18,9 @@ ApiError as_bad_request(const Error& error) {
   return {400, what, param};
 }
 
+// Of the compiled grammars that are kept for the next request.
+constexpr size_t kGrammarBytes = size_t{256} << 20;
+
 uint64_t random_seed() {
   static thread_local std::mt19937_64 engine{std::random_device{}()};
   return engine();
@@ -258,7 +261,9 @@ GrammarPtr Chat::grammar_for(const ChatRequest& request, bool thinking) {
     throw ApiError(400, path + ": " + error.what(), path);
   }
   std::lock_guard lock(grammar_mutex_);
-  if (grammars_.size() >= 64) grammars_.clear();
+  size_t bytes = key.size() + grammar->bytes();
+  for (const auto& [other, held] : grammars_) bytes += other.size() + held->bytes();
+  if (grammars_.size() >= 64 || bytes > kGrammarBytes) grammars_.clear();
   grammars_.emplace(std::move(key), grammar);
   return grammar;
 }

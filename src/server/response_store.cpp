@@ -45,8 +45,12 @@ class Statement {
 
 }  // namespace
 
-ResponseStore::ResponseStore(const std::string& path, int64_t max_responses)
-    : path_(path.empty() ? ":memory:" : path), max_responses_(max_responses) {
+ResponseStore::ResponseStore(const std::string& path, int64_t max_responses, int64_t max_bytes)
+    : path_(path.empty() ? ":memory:" : path),
+      max_responses_(max_responses),
+      max_bytes_(max_bytes > 0  ? max_bytes
+                 : path.empty() ? int64_t{256} << 20
+                                : int64_t{8} << 30) {
   if (sqlite3_open(path_.c_str(), &db_) != SQLITE_OK) {
     const std::string why = db_ ? sqlite3_errmsg(db_) : "out of memory";
     sqlite3_close(db_);
@@ -115,6 +119,23 @@ void ResponseStore::insert(const StoredResponse& r) {
   Statement(db_, "DELETE FROM responses WHERE turn <= (SELECT MAX(turn) FROM responses) - ?")
       .bind(1, max_responses_)
       .step();
+  while (bytes_used() > max_bytes_) {
+    Statement(db_,
+              "DELETE FROM responses WHERE turn = (SELECT MIN(turn) FROM responses) AND turn < (SELECT "
+              "MAX(turn) FROM "
+              "responses)")
+        .step();
+    if (sqlite3_changes(db_) == 0) break;
+  }
+}
+
+// Pages in use: those of deleted responses are used again.
+int64_t ResponseStore::bytes_used() const {
+  Statement pages(
+      db_,
+      "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count(), pragma_freelist_count(), "
+      "pragma_page_size()");
+  return pages.step() ? pages.integer(0) : 0;
 }
 
 std::optional<StoredResponse> ResponseStore::get(const std::string& id) const {

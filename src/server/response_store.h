@@ -24,8 +24,9 @@ struct StoredResponse {
 
 class ResponseStore {
  public:
-  // `path` empty: in memory. Keeps the newest `max_responses`. Throws Error naming the path.
-  explicit ResponseStore(const std::string& path, int64_t max_responses = 20'000);
+  // `path` empty: in memory. Keeps the newest `max_responses`, and of them what fits `max_bytes` (0: 256 MiB in memory,
+  // 8 GiB in a file); the newest in any case. Throws Error naming the path.
+  explicit ResponseStore(const std::string& path, int64_t max_responses = 20'000, int64_t max_bytes = 0);
   ~ResponseStore();
   ResponseStore(const ResponseStore&) = delete;
   ResponseStore& operator=(const ResponseStore&) = delete;
@@ -42,9 +43,10 @@ class ResponseStore {
  private:
   void run(const char* sql);
   void insert(const StoredResponse& response);
+  int64_t bytes_used() const;
 
   std::string path_;
-  int64_t max_responses_;
+  int64_t max_responses_, max_bytes_;
   mutable std::mutex mutex_;
   sqlite3* db_ = nullptr;
 };

@@ -32,6 +32,13 @@ Grammar::Grammar(std::shared_ptr<const GrammarVocabulary> vocabulary, const Gram
       automaton_(build_automaton(source, vocabulary_->longest_in_string())),
       dfa_(automaton_) {}
 
+size_t Grammar::bytes() const {
+  const GrammarAutomaton& a = automaton_;
+  const size_t nodes = a.notes.size() * (sizeof(GrammarAutomaton::Note) + sizeof(uint32_t) + 1);
+  const std::lock_guard lock(mutex_);
+  return nodes + a.edge_list.size() * sizeof(GrammarAutomaton::Edge) + mask_bytes_ + (dfa_.size() << 10);
+}
+
 const NodeMask& Grammar::node_mask(std::span<const int32_t> nodes, int depth, bool with_leaving) const {
   // One token cannot go deeper than it has bytes.
   if (depth + vocabulary_->longest_token() < GrammarFrames::kMaxDepth) depth = 0;

@@ -27,6 +27,8 @@ class Grammar {
   Grammar(std::shared_ptr<const GrammarVocabulary> vocabulary, const GrammarSource& source);
   const GrammarVocabulary& vocabulary() const { return *vocabulary_; }
   const GrammarAutomaton& automaton() const { return automaton_; }
+  // What it holds now; grows with use, within bounds.
+  size_t bytes() const;
 
  private:
   friend class GrammarMatcher;

@@ -286,5 +286,21 @@ TEST(ResponseStore, survives_a_restart_keeps_the_newest_and_joins_turns) {
   EXPECT_THROW(ResponseStore("/nonexistent/folder/x.db"), Error);
 }
 
+TEST(ResponseStore, keeps_what_fits_its_bytes) {
+  ResponseStore store("", 1000, 1 << 20);
+  const std::string items = R"([{"id":"i","text":")" + std::string(100'000, 'x') + R"("}])";
+  for (int i = 0; i < 40; ++i) store.put({"r" + std::to_string(i), "", i, items, "{}"});
+  EXPECT_GE(store.size(), 8);
+  EXPECT_LE(store.size(), 10);
+  EXPECT_TRUE(store.get("r39"));
+  EXPECT_FALSE(store.get("r20"));
+  const std::string huge = R"([{"text":")" + std::string(3'000'000, 'x') + R"("}])";
+  store.put({"huge", "", 1, huge, "{}"});
+  EXPECT_EQ(store.size(), 1);  // the newest stays, whatever its size
+  store.put({"after", "", 1, "[]", "{}"});
+  EXPECT_TRUE(store.get("after"));
+  EXPECT_FALSE(store.get("huge"));
+}
+
 }  // namespace
 }  // namespace quern
