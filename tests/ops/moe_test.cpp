@@ -237,12 +237,13 @@ TEST_P(MoeTest, a_row_does_not_depend_on_its_neighbours) {
     int64_t I, E;
     int K;
   };
-  // Some 12 rows an expert; then a few of many experts.
+  // Some 12 rows an expert; then a few of many experts; then rows of the intermediate that are whole steps of a format.
   for (const Size& z :
        {Size{DType::BF16, 96, 16, 4}, Size{DType::Q8_0, 96, 16, 4}, Size{DType::F8E4M3, 96, 16, 4},
         Size{DType::F4E2M1, 96, 16, 4}, Size{DType::Q4_K, 256, 16, 4}, Size{DType::NVFP4, 128, 16, 4},
-        Size{DType::F4E2M1, 64, 61, 10}, Size{DType::F8E4M3, 64, 61, 10}}) {
-    const int64_t rows = z.K == 4 ? 45 : 64;
+        Size{DType::F4E2M1, 64, 61, 10}, Size{DType::F8E4M3, 64, 61, 10}, Size{DType::F4E2M1, 128, 16, 4},
+        Size{DType::F4E2M1, 640, 12, 5}, Size{DType::F8E4M3, 640, 12, 5}}) {
+    const int64_t rows = z.K <= 5 ? 45 : 64;
     const Case c = make(m, random, 256, z.I, z.E, z.K, z.dtype);
     const auto h = random.normals(rows * 256), x = random.normals(rows * 1024),
                inj = random.normals(rows * 4);
