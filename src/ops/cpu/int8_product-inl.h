@@ -575,6 +575,11 @@ void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
   const int64_t k = w.k(), stride = row_bytes(w.data.dtype, w.data.row_stride);
   const auto* weights = reinterpret_cast<const uint8_t*>(w.data.data);
   constexpr int64_t kSums = kPanels * kLanes;
+  // Few rows: short stretches, so that requests for what comes next are spread. 128 bytes of sixteen rows are
+  // already many at once; eight rows would pay more for tiles begun more often.
+  constexpr int64_t kQuarter = kStretch / 4, kQuarterBytes = kQuarter * sizeof(Block) / Block::kValues;
+  constexpr int64_t kFewStretch =
+      std::max<int64_t>(QUERN_WIDE && kQuarterBytes > 128 ? kQuarter / 2 : kQuarter, Block::kValues);
   alignas(64) Panel panels[kPanels];
   alignas(64) float few_sums[16 * kSums];
   alignas(64) uint8_t copies[kLanes * (kStretch / Block::kValues) * sizeof(Block)];
@@ -583,8 +588,7 @@ void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
   for (int64_t r0 = 0; r0 < job.n_rows; r0 += kRowBlock) {
     const int64_t rows = std::min(job.n_rows - r0, kRowBlock);
     float* sums = rows <= 16 ? few_sums : thread_scratch(0, rows * kSums);
-    // Few rows: short stretches, so that requests for what comes next are spread.
-    const int64_t stretch = rows <= 16 ? std::max<int64_t>(kStretch / 4, Block::kValues) : kStretch;
+    const int64_t stretch = rows <= 16 ? kFewStretch : kStretch;
     const int64_t stretch_bytes = stretch / Block::kValues * static_cast<int64_t>(sizeof(Block));
     for (int64_t n = n0; n < n1; n += kSums) {
       std::memset(sums, 0, static_cast<size_t>(rows * kSums) * sizeof(float));
