@@ -54,7 +54,8 @@ OwnedTensor random_weight(DType dtype, std::mt19937_64& random) {
   if (!blocks && dtype != DType::F8E4M3)
     for (int64_t i = width - 1; i < w.tensor.bytes(); i += width) bytes[i] = 0x3c;
   if (dtype == DType::F8E4M3)
-    for (int64_t i = 0; i < w.tensor.bytes(); ++i) bytes[i] &= 0xf7;
+    for (int64_t i = 0; i < w.tensor.bytes(); ++i)  // zeros and subnormals are few among weights: none
+      bytes[i] = static_cast<uint8_t>((bytes[i] & 0x87) | (1 + (bytes[i] >> 3) % 14) << 3);
   return w;
 }
 

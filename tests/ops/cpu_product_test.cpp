@@ -184,6 +184,29 @@ TEST_F(CpuProductTest, a_nan_among_fp8_weights_makes_its_output_nan_and_no_other
   }
 }
 
+// Sixteen rows of normal numbers take another way than those with a zero or a subnormal among them.
+TEST_F(CpuProductTest, every_fp8_code_in_every_byte_gives_the_scalar_bits) {
+  Machine m(DeviceType::Cpu, 1);
+  Random random(17);
+  const int64_t n = 256, k = 70;
+  std::vector<uint8_t> bytes(static_cast<size_t>(n * k));
+  for (int64_t row = 0; row < n; ++row)
+    for (int64_t i = 0; i < k; ++i) {
+      const bool nan = (row & 0x7f) == 0x7f, alone = i >= 32;
+      const auto other = static_cast<uint8_t>(0x38 + (row + i) % 16);
+      bytes[static_cast<size_t>(row * k + i)] = nan || (alone && i % 4 != row / 16 % 4) ? other : row & 0xff;
+    }
+  Weight w;
+  w.data = m.tensor(DType::F8E4M3, {n, k}, bytes);
+  for (const int64_t rows : {1, 7, 97}) {
+    const auto x = random.normals(rows * k);
+    const auto expected = f32_product(cpu::product_levels().front(), w, x, rows, 0, n);
+    for (const cpu::ProductLevel& l : cpu::product_levels())
+      EXPECT_EQ(difference(f32_product(l, w, x, rows, 0, n), expected), "")
+          << l.name << ' ' << rows << " rows, seed 17";
+  }
+}
+
 TEST_F(CpuProductTest, the_most_extreme_codes_do_not_overflow) {
   Machine m(DeviceType::Cpu, 1);
   const int64_t n = 32, k = 512, rows = 3;

@@ -7,12 +7,6 @@ inline constexpr int kF32Rows = 6, kF32Panels = QUERN_WIDE ? 4 : 2;
 inline constexpr int64_t kF32RowBlock = 256;  // rows whose sums wait between stretches
 inline constexpr int64_t kF32Turn = 256;      // outputs of such rows
 
-// E4M3 bytes in the low halves of 16-bit lanes, moved to the fields of a half: its exponent counts from 8
-// higher, so it is 2^-8 of the number.
-inline V e4m3_as_half(V bytes) {
-  return bit_or(left16<7>(bit_and(bytes, all32(0x007f007f))), left16<8>(bit_and(bytes, all32(0x00800080))));
-}
-
 // Widens `columns` of kLanes rows into to[column · stride + lane]. `scale` is F8E4M3's.
 template <DType kType>
 void widen(const Rows& rows, int64_t columns, const float* scale, float* to, int64_t stride) {
@@ -22,6 +16,7 @@ void widen(const Rows& rows, int64_t columns, const float* scale, float* to, int
     V q[4];
     transpose(rows, column * kBytes, q);
     float* at = to + column * stride;
+#pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       if constexpr (kType == DType::F32) {
         storef(at + j * stride, as_float(q[j]));
@@ -32,18 +27,18 @@ void widen(const Rows& rows, int64_t columns, const float* scale, float* to, int
         storef(at + 2 * j * stride, low_half(q[j]));
         storef(at + (2 * j + 1) * stride, low_half(right32<16>(q[j])));
       } else {
-        const VF s = mul(loadf(scale), allf(256));
-        const V even = bit_and(q[j], all32(0x00ff00ff)), odd = right16<8>(q[j]);
-        const V halves[2] = {e4m3_as_half(even), e4m3_as_half(odd)};
-        for (int b = 0; b < 2; ++b) {
-          storef(at + (4 * j + b) * stride, mul(low_half(halves[b]), s));
-          storef(at + (4 * j + b + 2) * stride, mul(low_half(right32<16>(halves[b])), s));
-        }
-        if (any_equal8(bit_and(q[j], all8(0x7f)), all8(0x7f))) {  // a NaN
+        const V magnitude = bit_and(q[j], all8(0x7f));
+        if (outside8(magnitude, 0x08, 0x7e)) {  // a zero, a subnormal or a NaN
           for (int b = 0; b < 4; ++b) {
             storef(at + (4 * j + b) * stride, mul(from_e4m3(bit_and(q[j], all32(255))), loadf(scale)));
             q[j] = right32<8>(q[j]);
           }
+        } else {
+          const VF s = loadf(scale);
+          storef(at + 4 * j * stride, mul(normal_e4m3(left32<24>(q[j])), s));
+          storef(at + (4 * j + 1) * stride, mul(normal_e4m3(left32<16>(q[j])), s));
+          storef(at + (4 * j + 2) * stride, mul(normal_e4m3(left32<8>(q[j])), s));
+          storef(at + (4 * j + 3) * stride, mul(normal_e4m3(q[j]), s));
         }
       }
     }
@@ -160,9 +155,9 @@ void f32_outputs(const ProductJob& job, const uint8_t* weights, int64_t stride, 
             if (rows <= kFew) ahead.ask_some(kLanes);
             const Rows from =
                 rows_of(weights, stride, row - first, n1 - first, k0 * kBytes, columns * kBytes, copies);
-            alignas(64) float scale[kLanes];
+            alignas(64) float scale[kLanes] = {};
             if constexpr (kType == DType::F8E4M3)
-              for (int j = 0; j < kLanes; ++j) scale[j] = fp8_scale(*job.w, std::min(row + j, n1 - 1), k0);
+              fp8_scales(*job.w, row, std::min<int64_t>(n1 - row, kLanes), k0, scale);
             widen<kType>(from, columns, scale, panel + c * kLanes, kSums);
           }
           f32_tiles<kOutputs>(std::make_integer_sequence<int, kF32Rows>(), panel, xs, rows, columns,

@@ -42,6 +42,8 @@ void weight_row(const Weight& w, int64_t r, float* out);
 // The scale of columns [128j, 128j + 128) of row r of an F8E4M3 weight: of the block, of the row, or of the
 // whole matrix.
 float fp8_scale(const Weight& w, int64_t r, int64_t column);
+// The same of rows [r, r + n).
+void fp8_scales(const Weight& w, int64_t r, int64_t n, int64_t column, float* scales);
 
 // At least `n` floats that belong to the calling thread until its next call with the same slot (0 … 3).
 float* thread_scratch(int slot, int64_t n);

@@ -26,9 +26,14 @@ inline V left32(V a) {
   return _mm512_slli_epi32(a, kBits);
 }
 inline V signed_byte3(V a) { return _mm512_srai_epi32(a, 24); }
+inline V signed_right4(V a) { return _mm512_srai_epi32(a, 4); }
 inline V left32(V a, __m128i bits) { return _mm512_sll_epi32(a, bits); }
 inline V add32(V a, V b) { return _mm512_add_epi32(a, b); }
-inline bool any_equal8(V a, V b) { return _mm512_cmpeq_epi8_mask(a, b) != 0; }
+// Whether any byte lies outside [least, most].
+inline bool outside8(V a, uint8_t least, uint8_t most) {
+  const V top = _mm512_set1_epi8(static_cast<char>(most - least));
+  return _mm512_cmpgt_epu8_mask(_mm512_sub_epi8(a, _mm512_set1_epi8(static_cast<char>(least))), top) != 0;
+}
 inline V zero() { return _mm512_setzero_si512(); }
 inline V all8(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
 inline V all32(int32_t x) { return _mm512_set1_epi32(x); }
@@ -90,9 +95,14 @@ inline V left32(V a) {
   return _mm256_slli_epi32(a, kBits);
 }
 inline V signed_byte3(V a) { return _mm256_srai_epi32(a, 24); }
+inline V signed_right4(V a) { return _mm256_srai_epi32(a, 4); }
 inline V left32(V a, __m128i bits) { return _mm256_sll_epi32(a, bits); }
 inline V add32(V a, V b) { return _mm256_add_epi32(a, b); }
-inline bool any_equal8(V a, V b) { return _mm256_movemask_epi8(_mm256_cmpeq_epi8(a, b)) != 0; }
+inline bool outside8(V a, uint8_t least, uint8_t most) {
+  const V top = _mm256_set1_epi8(static_cast<char>(most - least));
+  const V over = _mm256_sub_epi8(a, _mm256_set1_epi8(static_cast<char>(least)));
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_max_epu8(over, top), top)) != -1;
+}
 inline V zero() { return _mm256_setzero_si256(); }
 inline V all8(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
 inline V all32(int32_t x) { return _mm256_set1_epi32(x); }
@@ -179,6 +189,13 @@ inline VF from_e4m3(V bytes) {
                     as_float(add32(left32<20>(rest), all32(0x3c000000))));
   v = where_less(rest, 0x7f, v, as_float(all32(0x7fc00000)));
   return as_float(bit_or(as_bits(v), left32<24>(bit_xor(bytes, rest))));
+}
+
+// OCP E4M3 in the top bytes of lanes, neither zero, subnormal nor NaN: sign and fields moved to those of an f32,
+// whose exponent counts from 120 higher.
+inline VF normal_e4m3(V word) {
+  const V fields = bit_and(signed_right4(word), all32(static_cast<int32_t>(0x87f00000u)));
+  return as_float(add32(fields, all32(0x3c000000)));
 }
 
 // Asks memory for `bytes` that a weight row will be read at, two stretches from now: rows lie far apart, and what the

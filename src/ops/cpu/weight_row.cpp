@@ -269,6 +269,12 @@ float fp8_scale(const Weight& w, int64_t r, int64_t column) {
   return scale * w.global_scale;
 }
 
+void fp8_scales(const Weight& w, int64_t r, int64_t n, int64_t column, float* scales) {
+  const bool per_row = w.scale && w.scale.cols() == 1;
+  for (int64_t i = 0; i < n; ++i)
+    scales[i] = i == 0 || per_row || (r + i) % 128 == 0 ? fp8_scale(w, r + i, column) : scales[i - 1];
+}
+
 void weight_row(const Weight& w, int64_t r, float* out) {
   const int64_t k = w.k();
   const std::byte* row = w.data.data + r * row_bytes(w.data.dtype, w.data.row_stride);
