@@ -139,7 +139,9 @@ void add_flags(CLI::App& app, ServeFlags& f) {
   app.add_option("--worker-threads", f.service.worker_threads, "threads for parsing and tokenising")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
-  app.add_option("--log-level", f.log_level, "debug, info, warn, error or off")->capture_default_str();
+  app.add_option("--log-level", f.log_level, "debug, info, warn, error or off")
+      ->check(CLI::IsMember({"debug", "info", "warn", "error", "off"}))
+      ->capture_default_str();
   app.add_flag("--log-requests", f.service.log_requests, "log a line for each answer, without contents");
 }
 

@@ -68,6 +68,8 @@ std::vector<std::string> read_keys(const std::string& path) {
 }
 
 Access::Access(AccessOptions options) : options_(std::move(options)) {
+  for (const std::string& origin : options_.cors_origins)
+    if (origin.empty()) throw Error("an allowed origin is empty: expected one like https://host:port, or *");
   for (const std::string& key : options_.keys) {
     if (key.empty()) throw Error("an API key is empty");
     digests_.push_back(digest(key));

@@ -157,7 +157,10 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   }
   void drain() override {
     asio::post(stream_.get_executor(), [self = this->shared_from_this()] {
-      if (self->idle_) self->shut();
+      if (self->idle_)
+        self->shut();
+      else if (self->reading_head_)  // half a head is no request under way: it has a second to become one
+        self->set_deadline(std::min(self->deadline_, after(1)));
     });
   }
 
@@ -272,8 +275,9 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   // True: the connection can take another request.
   asio::awaitable<bool> serve_one(bool first) {
     idle_ = true;
+    reading_head_ = true;
     const int64_t head_size = co_await read_head(first);
-    idle_ = false;
+    idle_ = reading_head_ = false;
     if (head_size == 0) co_return false;
     ++server_->requests;
     const auto begin = Clock::now();
@@ -543,7 +547,8 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
   Clock::time_point deadline_ = kNever, armed_ = kNever;
   beast::flat_buffer buffer_;
   std::string peer_;
-  bool idle_ = true, closed_ = false, timed_out_ = false, is_1_1_ = true, is_head_ = false;
+  bool idle_ = true, reading_head_ = false, closed_ = false, timed_out_ = false, is_1_1_ = true,
+       is_head_ = false;
 };
 
 }  // namespace

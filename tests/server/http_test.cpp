@@ -423,6 +423,19 @@ TEST_F(HttpTest, too_many_connections_get_503_and_retry_after) {
 }
 
 // Many times: the last stream may end while the server still tells the connections of it.
+TEST_F(HttpTest, half_a_head_does_not_hold_up_the_end) {
+  server.reset();
+  HttpOptions o = options();
+  o.limits.header_seconds = 30;
+  start(o);
+  Client half(server->port());
+  half.send("GET / HTTP/1.1\r\nHo");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const auto begin = Clock::now();
+  EXPECT_TRUE(server->drain(20));
+  EXPECT_LT(since(begin), 10);
+}
+
 TEST_F(HttpTest, draining_finishes_streams_and_takes_no_new_connections) {
   for (size_t round = 0; round < 100; ++round) {
     SCOPED_TRACE(round);
