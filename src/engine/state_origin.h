@@ -9,7 +9,7 @@
 namespace quern {
 
 // Raised whenever an order of operations changes anywhere in the model, on any device.
-inline constexpr int kNumericRevision = 2;
+inline constexpr int kNumericRevision = 3;
 
 struct StateOrigin {
   std::string model;     // digest of its config, tensors and files (checkpoint/checkpoint_digest.h)

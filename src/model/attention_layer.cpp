@@ -14,10 +14,10 @@ void Model::attention_layer(const AttentionLayer& w, const QsaCache& cache, Tens
 
   hc_mix(s, a.h, a.inj, x, w.mix, config_.streams, config_.norm_eps, n_decode);  // [T, H], [T, S]
   tap("hcmix", layer, a.h);
-  const Product in[] = {{a.q_gate, &w.q_gate},       // [T, n_heads·2·d_head]
-                        {a.k, &w.k},                 // [T, n_kv·d_head]
-                        {a.v, &w.v},                 // [T, n_kv·d_head]
-                        {a.index_qk, &w.index_qk}};  // [T, (index_heads + 1)·d_index]
+  const Product in[] = {{a.q_gate, &w.q_gate},             // [T, n_heads·2·d_head]
+                        {a.k, &w.k},                       // [T, n_kv·d_head]
+                        {a.v, &w.v},                       // [T, n_kv·d_head]
+                        {a.index_qk, &w.index_qk, true}};  // [T, (index_heads + 1)·d_index]
   linear(s, in, a.h, n_decode);
   qsa_write(s, a.q_gate, a.k, a.v, a.qi, a.ki, qsa_shape_, w.norms, cache, batch, config_.norm_eps);
   qsa_select(s, a.selection, a.qi, qsa_shape_, cache, batch);  // [T, budget_blocks]

@@ -27,6 +27,7 @@ void linear(Stream& s, Tensor y, Tensor x, const Weight& w, int64_t n_decode_row
 struct Product {
   Tensor y;
   const Weight* w = nullptr;
+  bool fine = false;  // prompt rows on CUDA: x to 16 bits of mantissa, where what follows is a choice
 };
 inline constexpr int kMaxProducts = 6;
 void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_decode_rows);

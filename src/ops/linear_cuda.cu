@@ -154,9 +154,11 @@ void linear(Stream& s, std::span<const Product> products, Tensor x, int64_t n_de
   if (n_decode_rows < n_rows) {
     const RowsF32 rows = rows_f32(x.slice_rows(n_decode_rows, n_rows));
     ScratchScope scope(s);
-    const PrefillRows a = prefill_rows(s, rows);
+    PrefillRows a[2];  // coarse, fine
     for (size_t i = 0; i < products.size(); ++i) {
-      linear_prefill(s, from_row(views[i], n_decode_rows), a, Epilogue::Store, {});
+      PrefillRows& of = a[products[i].fine ? 1 : 0];
+      if (!of.a) of = prefill_rows(s, rows, products[i].fine);
+      linear_prefill(s, from_row(views[i], n_decode_rows), of, Epilogue::Store, {});
     }
   }
 }

@@ -176,9 +176,10 @@ TEST_P(LinearTest, injected_rows_over_a_long_k_do_not_depend_on_their_neighbours
       return m.read(xt);
     };
     const auto whole = of(0, rows);
-    for (const auto& [first, size] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {40, 1}, {3, 8}, {7, 9}})
-      ASSERT_EQ(difference(of(first, size), {whole.begin() + first * S * n,
-                                             whole.begin() + (first + size) * S * n}),
+    for (const auto& [first, size] :
+         std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {40, 1}, {3, 8}, {7, 9}})
+      ASSERT_EQ(difference(of(first, size),
+                           {whole.begin() + first * S * n, whole.begin() + (first + size) * S * n}),
                 "")
           << name(dtype) << ", rows " << first << " to " << first + size;
   }
@@ -235,6 +236,23 @@ TEST_P(LinearTest, several_products_equal_one_call_each) {
   for (const size_t t : {0u, 8u})
     for (const size_t column : {0u, 1u, 106u, 109u})
       EXPECT_EQ(all[t * 110 + column], 0) << "written outside the slice";
+}
+
+TEST_P(LinearTest, a_fine_product_of_prompt_rows_has_sixteen_bits_of_x) {
+  Machine m(GetParam());
+  Random random(12);
+  for (const DType dtype : {DType::BF16, DType::F4E2M1}) {
+    const int64_t n = 130, k = 320, rows = 70;
+    const TestWeight w = random_weight(m, random, dtype, n, k);
+    auto x = random.normals(rows * k);
+    for (float& v : x) v += random.normal() * 0x1p-10f;  // bits that a BF16 does not hold
+    const Tensor y = m.zeros(DType::F32, {rows, n}), xt = m.f32({rows, k}, x);
+    const Product fine{y, &w.w, true};
+    linear(m.s, {&fine, 1}, xt, 0);
+    if (m.is_cpu() && cpu::takes_int8(w.w)) continue;
+    EXPECT_LT(relative_error(m.read(y), reference::linear(doubles(x), w.values, rows, n, k)), 2e-5)
+        << name(dtype);
+  }
 }
 
 TEST_P(LinearTest, inject_adds_the_product_to_every_stream) {
