@@ -39,9 +39,11 @@ struct ScaledRows {
     }
     tile.put(c, i, v);
   }
+  // kAtOnce columns' loads are on their way together.
+  template <int kAtOnce = 2>
   __device__ __forceinline__ void stage(int first, float* squares, int n_squares) const {
     const int end = tile.k0 + tile.width, tid = static_cast<int>(threadIdx.x);
-#pragma unroll 2
+#pragma unroll kAtOnce
     for (int c = 0; c < tile.n_columns; ++c) {
       const float* row = m.x + (first + c) * m.x_stride;
       float x[kEarly][8], q = 0;
@@ -150,6 +152,116 @@ __global__ __launch_bounds__(kThreads,
   }
 }
 
+// More than eight rows: a block keeps its 16 rows' x for up to kManyTiles tiles of down, and the blocks of a cluster share
+// what is left to do. Block `tile_blocks - 1` of the tiles is inject's, where there is one.
+constexpr int kManyTiles = 4, kManyColumns = 16;
+
+template <unsigned kFormats>
+__global__ __launch_bounds__(kThreads, 2) void hc_down_many_kernel(const __grid_constant__ MixerView m,
+                                                                   const __grid_constant__ RingPlan plan,
+                                                                   float* d, float* r_out, int per_stream,
+                                                                   int row_groups, int tiles_per_block) {
+  constexpr int kValues = kManyColumns * 16;
+  static_assert(kValues == kThreads);
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float part[kWarps][kValues];
+  __shared__ float part_squares[kWarps][kManyColumns];
+  __shared__ float sum[kManyTiles][kValues];
+  __shared__ float squares[kManyColumns];
+  __shared__ float r_of[kManyColumns][kMaxStreams];
+  const int cluster = m.streams * per_stream;
+  const int rank = static_cast<int>(blockIdx.x) % cluster, at = static_cast<int>(blockIdx.x) / cluster;
+  const int first_tile = at / row_groups * tiles_per_block, first = at % row_groups * kManyColumns;
+  const int down_tiles = (m.rank + 15) / 16;
+  const bool is_inject = first_tile >= down_tiles;
+  const WeightView w = choose(is_inject, m.inject, m.down);
+  const int row0 = is_inject ? 0 : first_tile * 16,
+            n_tiles = is_inject ? 1 : min(tiles_per_block, down_tiles - first_tile);
+
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32;
+  const int steps = m.width / per_stream / step_values(w);  // of this block
+  const int begin = rank * steps + part_begin(steps, warp, kWarps),
+            end = rank * steps + part_begin(steps, warp + 1, kWarps);
+  WeightRing ring(plan, memory + warp * plan.bytes, w);
+  int tile_in = 0;
+  ring.aim(w, row0, w, row0 + 8, begin, end);
+  const auto put = [&] {
+    if (ring.empty() && tile_in + 1 < n_tiles) {
+      ++tile_in;
+      ring.aim(w, row0 + 16 * tile_in, w, row0 + 16 * tile_in + 8, begin, end);
+    }
+    ring.put();
+  };
+#pragma unroll 1
+  for (int i = 0; i < plan.depth; ++i) put();
+  const int n_columns = min(kManyColumns, m.n_rows - first);
+  const ScaledRows rows(m,
+                        x_tile(memory + kWarps * plan.bytes, w, n_columns, rank * steps, (rank + 1) * steps));
+  pdl_wait();
+  pdl_launch();  // after the wait: the next kernel may read x before its own
+  rows.stage<4>(first, &part_squares[0][0], kManyColumns);
+  __syncthreads();
+  const uint32_t from = x_place(rows.tile, w, tid % 32 / 4, begin);
+  const int eight = static_cast<int>(x_place(rows.tile, w, 8 + tid % 32 / 4, begin) - from);
+#pragma unroll 1
+  for (int i = 0; i < n_tiles; ++i) {
+    float acc[2][4] = {};
+    const int row = row0 + 16 * i;
+    ring.begin(begin, end - begin);
+    walk<2, kFormats>(acc, w, row, w, row + 8, begin, end - begin, ring, from, eight, 2, put);
+    finish<2>(acc, w, row, w, row + 8);
+    store_tile<2>(part[warp], acc);
+    __syncthreads();
+    float v = part[0][tid];
+#pragma unroll
+    for (int p = 1; p < kWarps; ++p) v += part[p][tid];
+    sum[i][tid] = v;
+    __syncthreads();
+  }
+  if (tid < n_columns) {
+    float v = part_squares[0][tid];
+#pragma unroll
+    for (int p = 1; p < kWarps; ++p) v += part_squares[p][tid];
+    squares[tid] = v;
+  }
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+  for (int i = tid; i < n_columns * m.streams; i += kThreads) {
+    const int c = i / m.streams, s = i % m.streams;
+    float q = 0;
+    for (int p = 0; p < per_stream; ++p) q += cluster_load(&squares[c], s * per_stream + p);
+    const float r = rsqrtf(q / static_cast<float>(m.width) + m.eps);
+    r_of[c][s] = r;
+    if (first_tile == 0 && rank == 0) r_out[(first + c) * m.streams + s] = r;
+  }
+  __syncthreads();
+  const float inverse = 1.0f / (static_cast<float>(m.streams) * rows.scale);
+  const int all = n_tiles * kValues;
+  for (int i = all * rank / cluster + tid; i < all * (rank + 1) / cluster; i += kThreads) {
+    const int c = i % kValues / 16, t = first + c, n = row0 + i / kValues * 16 + i % 16;
+    if (c >= n_columns || n >= w.n) continue;
+    float piece[2 * kMaxStreams];
+#pragma unroll
+    for (int p = 0; p < 2 * kMaxStreams; ++p) piece[p] = p < cluster ? cluster_load(&sum[0][i], p) : 0.0f;
+    float v = 0;
+#pragma unroll
+    for (int s = 0; s < kMaxStreams; ++s) {
+      if (s >= m.streams) break;
+      const float q = per_stream == 2 ? piece[2 * s] + piece[2 * s + 1] : piece[s];
+      v = fmaf(r_of[c][s], q, v);
+    }
+    v *= inverse;
+    if (is_inject) {
+      m.inj[t * m.inj_stride + n] = 2.0f * scalar::sigmoid(v);
+    } else {
+      d[int64_t{t} * m.rank + n] = scalar::silu(v);
+    }
+  }
+  cluster_arrive();
+  cluster_wait();
+}
+
 // Two warps a stream, 16 columns of h a block.
 template <int kTiles, unsigned kFormats>
 __global__ __launch_bounds__(kMaxStreams* kHalves * 32,
@@ -252,13 +364,23 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
   const RingPlan down = ring_plan(std::max(down_steps(m.down), m.inj ? down_steps(m.inject) : 1), 1, 2,
                                   is_f4(m.down) || (m.inj && is_f4(m.inject))),
                  up = ring_plan(ceil_div(stream_steps(m.up), kHalves), 1, 2, is_f4(m.up));
-  launch(s,
-         any            ? hc_down_kernel<2, kWalkAny>
-         : columns == 8 ? hc_down_kernel<1, kWalkStreams>
-                        : hc_down_kernel<2, kWalkStreams>,
-         dim3(static_cast<unsigned>(tiles * groups * cluster)), kThreads,
-         static_cast<size_t>(kWarps * down.bytes + std::max(x_bytes(m.down), m.inj ? x_bytes(m.inject) : 0)),
-         cluster, m, down, d.as<float>(), r.as<float>(), per_stream, groups);
+  const auto down_shared =
+      static_cast<size_t>(kWarps * down.bytes + std::max(x_bytes(m.down), m.inj ? x_bytes(m.inject) : 0));
+  if (columns == 8) {
+    launch(s, hc_down_kernel<1, kWalkStreams>, dim3(static_cast<unsigned>(tiles * groups * cluster)),
+           kThreads, down_shared, cluster, m, down, d.as<float>(), r.as<float>(), per_stream, groups);
+  } else {
+    // As few blocks as two a multiprocessor.
+    const int down_tiles = ceil_div(m.rank, 16);
+    const auto blocks_of = [&](int n) {
+      return (ceil_div(down_tiles, n) + (m.inj ? 1 : 0)) * groups * cluster;
+    };
+    int of_block = 1;
+    while (of_block < kManyTiles && blocks_of(of_block) > 2 * multiprocessors(s)) ++of_block;
+    launch(s, any ? hc_down_many_kernel<kWalkAny> : hc_down_many_kernel<kWalkStreams>,
+           dim3(static_cast<unsigned>(blocks_of(of_block))), kThreads, down_shared, cluster, m, down,
+           d.as<float>(), r.as<float>(), per_stream, groups, of_block);
+  }
   launch(s,
          any            ? hc_up_kernel<2, kWalkAny>
          : columns == 8 ? hc_up_kernel<1, kWalkStreams>

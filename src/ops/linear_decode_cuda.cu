@@ -7,12 +7,15 @@
 // cluster that more rows take, whose x leaves no room for whole tiles.
 // Up to eight rows: a warp takes a piece of a tile of 16 rows of a weight, and tile after tile; x is staged once.
 // More rows, 32 at a time: a warp takes a tile and walks the pieces itself, and the eight warps of a block share x, which
-// passes through shared memory 128 values of K at a time. Blocks of the same weights run side by side: the second finds
-// them in the cache.
+// passes through shared memory 128 values of K at a time. A kernel before it rounds x and lays it out as the products
+// take it, so that what a pass needs is one bulk copy. Here instructions bind, not the memory, so FP8 weights have a walk
+// of their own: a pass of a tile's rows comes by cp.async, under one scale, and meets all columns without a branch.
 #include <array>
 
+#include "ops/cuda/f8_tile.cuh"
 #include "ops/cuda/hyper_connection_launch.cuh"
 #include "ops/cuda/linear_launch.cuh"
+#include "ops/cuda/pipeline.cuh"
 #include "ops/cuda/weight_stream.cuh"
 
 namespace quern::cuda {
@@ -20,22 +23,36 @@ namespace {
 
 constexpr int kFewRows = 8, kFewWarps = 4, kFewThreads = kFewWarps * 32,
               kFewBlocks = 5;  // of a multiprocessor, at most
-constexpr int kManyWarps = 8, kManyThreads = kManyWarps * 32, kManyTiles = 4, kManyRows = 8 * kManyTiles,
-              kPassValues = 128;
+constexpr int kManyWarps = 8, kManyThreads = kManyWarps * 32, kPassValues = 128, kManyStages = 3,
+              kMaxOrders = 4;
+static_assert(kPassValues == kF8Pass);
+// Tiles of eight rows that a block has.
+int many_tiles(int n_rows) { return n_rows <= 16 ? 2 : 4; }
+
+// x as one kind of weight takes it: [group of rows][pass][row][stride bytes], zeros beyond x.
+struct PackedX {
+  XOrder order = XOrder::Brain;
+  int32_t stride = 0;
+  uint8_t* x = nullptr;
+};
+using PackedXs = std::array<PackedX, kMaxOrders>;
 
 struct DecodeArgs {
   std::array<ProductView, kMaxProducts> products;  // first_tile: the first of its blocks
   int32_t n_products = 0;
   int32_t cluster = 1, pieces = 1, tiles_per_block = 1;  // pieces of K of one block
   RingPlan plan;
+  std::array<int8_t, kMaxProducts> packed{};  // of more than kFewRows rows: which of these
+  PackedXs packed_x;
+  int32_t n_passes = 0, weight_bytes = 0;  // of shared memory, before the passes
   RowsF32 x;
   Epilogue epilogue = Epilogue::Store;
   Injection injection;
 
-  __device__ __forceinline__ const ProductView& product_of(int block) const {
+  __device__ __forceinline__ int index_of(int block) const {
     int p = 0;
     while (p + 1 < n_products && block >= products[p + 1].first_tile) ++p;
-    return products[p];
+    return p;
   }
   __device__ __forceinline__ void write(const ProductView& product, int t, int n, float v) const {
     if (epilogue == Epilogue::Store) {
@@ -83,7 +100,7 @@ __global__ __launch_bounds__(kFewThreads,
   __shared__ float part[2][kFewWarps][kTile];
   __shared__ float sum[kTile];
   const int rank = static_cast<int>(blockIdx.x) % a.cluster, block = static_cast<int>(blockIdx.x) / a.cluster;
-  const ProductView& product = a.product_of(block);
+  const ProductView& product = a.products[a.index_of(block)];
   const WeightView& w = product.w;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, pieces = a.pieces,
             sides = kFewWarps / pieces;
@@ -162,7 +179,7 @@ __global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __gr
   __shared__ float part[kPieces][16];
   const int block = static_cast<int>(blockIdx.x), tid = static_cast<int>(threadIdx.x), warp = tid / 32,
             lane = tid % 32;
-  const ProductView& product = a.product_of(block);
+  const ProductView& product = a.products[a.index_of(block)];
   const WeightView& w = product.w;
   const int row = (block - product.first_tile) * 16, steps = stream_steps(w);
   LongTile tile(a.plan, memory, w);
@@ -204,74 +221,94 @@ __global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __gr
   injects ? residual.add(a, product, 0, n, v) : a.write(product, 0, n, v);
 }
 
-// Columns are rows `first` … of x; those beyond n_rows are zeros.
-struct Pass {
-  float4 v[kManyRows * kPassValues / 8 / kManyThreads][2];
-
-  __device__ __forceinline__ void load(const RowsF32& x, int first, int k0, int n_tiles) {
+// Block (pass, group of `rows` rows).
+__global__ __launch_bounds__(kManyThreads) void pack_kernel(const __grid_constant__ RowsF32 x,
+                                                            const __grid_constant__ PackedXs to, int n_orders,
+                                                            int rows) {
+  pdl_launch();
+  pdl_wait();
+  constexpr int kChunks = kPassValues / 8;
+  const int first = static_cast<int>(blockIdx.y) * rows, pass = static_cast<int>(blockIdx.x);
+  for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kManyThreads) {
+    const int c = i / kChunks, chunk = i % kChunks;
+    float v[8] = {};
+    if (first + c < x.n_rows) load_eight(v, x.row(first + c), pass * kPassValues + 8 * chunk, x.k, x.wide);
 #pragma unroll
-    for (int q = 0; q < kManyRows * kPassValues / 8 / kManyThreads; ++q) {
-      const int i = static_cast<int>(threadIdx.x) + q * kManyThreads, c = i / (kPassValues / 8),
-                k = k0 + i % (kPassValues / 8) * 8;
-      if (c >= 8 * n_tiles) break;
-      float f[8] = {};
-      if (first + c < x.n_rows) load_eight(f, x.row(first + c), k, x.k, x.wide);
-      v[q][0] = make_float4(f[0], f[1], f[2], f[3]);
-      v[q][1] = make_float4(f[4], f[5], f[6], f[7]);
+    for (int o = 0; o < kMaxOrders; ++o) {
+      if (o >= n_orders) break;
+      const int64_t at = (int64_t{blockIdx.y} * gridDim.x + pass) * rows * to[o].stride;
+      XTile{to[o].x + at, to[o].stride, rows, 0, kPassValues, to[o].order}.put(c, chunk, v);
     }
   }
-  __device__ __forceinline__ void store(const XTile& tile, int n_tiles) const {
-#pragma unroll
-    for (int q = 0; q < kManyRows * kPassValues / 8 / kManyThreads; ++q) {
-      const int i = static_cast<int>(threadIdx.x) + q * kManyThreads, c = i / (kPassValues / 8);
-      if (c >= 8 * n_tiles) break;
-      const float f[8] = {v[q][0].x, v[q][0].y, v[q][0].z, v[q][0].w,
-                          v[q][1].x, v[q][1].y, v[q][1].z, v[q][1].w};
-      tile.put(c, i % (kPassValues / 8), f);
-    }
-  }
-};
+}
 
-template <unsigned kFormats>
+template <int kTiles, unsigned kFormats>
 __global__ __launch_bounds__(kManyThreads, 2) void linear_many_kernel(const __grid_constant__ DecodeArgs a,
                                                                       int row_groups) {
   pdl_launch();
-  constexpr int kTile = kManyRows * 16;
+  constexpr int kRows = 8 * kTiles, kTile = kRows * 16;
   extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ uint64_t full[kManyStages], empty[kManyStages];
   const int rank = static_cast<int>(blockIdx.x) % a.cluster, at = static_cast<int>(blockIdx.x) / a.cluster;
-  const int block = at / row_groups, first = at % row_groups * kManyRows;
-  const ProductView& product = a.product_of(block);
+  const int block = at / row_groups, group = at % row_groups, first = group * kRows;
+  const int index = a.index_of(block);
+  const ProductView& product = a.products[index];
   const WeightView& w = product.w;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int tile = (block - product.first_tile) * kManyWarps + warp, row = tile * 16;
-  const bool works = row < w.n;
+  const bool works = row < w.n, f8 = is_f8(w);
   const int steps = stream_steps(w), pieces = a.pieces, parts = pieces * a.cluster;
   const int begin = part_begin(steps, rank * pieces, parts),
             end = part_begin(steps, (rank + 1) * pieces, parts);
-  const int n_columns = min(kManyRows, a.x.n_rows - first), n_tiles = (n_columns + 7) / 8;
+  const int n_columns = min(kRows, a.x.n_rows - first);
 
-  WeightRing ring(a.plan, memory + warp * a.plan.bytes, w);
-  ring.aim(w, row, w, row + 8, begin, works ? end : begin);
-  ring.begin(begin, end - begin);
-  const auto put = [&] { ring.put(); };
+  // Passes lie on multiples of kPassValues; the first and the last may have fewer steps of this part.
+  const int pass_steps = kPassValues / step_values(w), stride = a.packed_x[a.packed[index]].stride;
+  const int first_pass = begin / pass_steps, end_pass = (end + pass_steps - 1) / pass_steps;
+  const int pass_bytes = kRows * stride;
+  uint8_t* const stages = memory + a.weight_bytes;
+  const uint8_t* const from_x = a.packed_x[a.packed[index]].x + int64_t{group} * a.n_passes * pass_bytes;
+  const auto fetch = [&](int pass) {  // one thread
+    const int i = pass - first_pass, s = i % kManyStages;
+    if (i >= kManyStages) barrier_wait(empty + s, (i / kManyStages - 1) & 1);
+    barrier_expect(full + s, pass_bytes);
+    bulk_copy(shared_address(stages) + s * pass_bytes, from_x + int64_t{pass} * pass_bytes, pass_bytes,
+              full + s);
+  };
+  const auto begin_passes = [&] {
+    pdl_wait();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kManyStages; ++i) {
+        barrier_init(full + i, 1);
+        barrier_init(empty + i, kManyWarps);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      for (int p = first_pass; p < min(end_pass, first_pass + kManyStages - 1); ++p) fetch(p);
+    }
+    __syncthreads();
+  };
+  // f(pass, x of the pass) for all of them.
+  const auto each_pass = [&](auto&& f) {
 #pragma unroll 1
-  for (int i = 0; i < a.plan.depth; ++i) put();
+    for (int pass = first_pass; pass < end_pass; ++pass) {
+      if (threadIdx.x == 0 && pass + kManyStages - 1 < end_pass) fetch(pass + kManyStages - 1);
+      __syncwarp();
+      const int i = pass - first_pass, s = i % kManyStages;
+      barrier_wait(full + s, i / kManyStages & 1);
+      const XTile x{stages + s * pass_bytes, stride, kRows, 0, kPassValues, XOrder::Brain};
+      f(pass, x_place(x, w, lane / 4, 0));
+      barrier_arrive_warp(empty + s);
+    }
+  };
 
-  const int pass_steps = kPassValues / step_values(w);
-  XTile x[2];
-#pragma unroll
-  for (int b = 0; b < 2; ++b) {
-    x[b] = x_tile(memory + kManyWarps * a.plan.bytes, w, 8 * n_tiles, 0, pass_steps);
-    x[b].x += b * x[b].stride * 8 * n_tiles;
-  }
   const float rest = code_rest(w);
   const float f0 = w.row_factor(row + lane / 4) * rest, f1 = w.row_factor(row + 8 + lane / 4) * rest;
-  float acc[kManyTiles][4] = {}, total[kManyTiles][4] = {};
+  float acc[kTiles][4] = {}, total[kTiles][4] = {};
   int piece = 0, piece_end = part_begin(steps, rank * pieces + 1, parts);
   const auto close_pieces = [&](int step) {
     while (piece < pieces && step == piece_end) {
 #pragma unroll
-      for (int j = 0; j < kManyTiles; ++j) {
+      for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float v = acc[j][i] * (i < 2 ? f0 : f1);
@@ -283,52 +320,98 @@ __global__ __launch_bounds__(kManyThreads, 2) void linear_many_kernel(const __gr
       piece_end = part_begin(steps, rank * pieces + piece + 1, parts);
     }
   };
-  pdl_wait();
-  Pass next;
-  next.load(a.x, first, begin * step_values(w), n_tiles);
-  next.store(x[0], n_tiles);
-  __syncthreads();
-  close_pieces(begin);
-  for (int at_step = begin, b = 0; at_step < end; at_step += pass_steps, b ^= 1) {
-    const int stop = min(at_step + pass_steps, end);
-    const bool more = stop < end;
-    if (more) next.load(a.x, first, stop * step_values(w), n_tiles);
-    if (works) {
-      const uint32_t from = x_place(b == 0 ? x[0] : x[1], w, lane / 4, 0);
-      for (int step = at_step; step < stop;) {
+  if (f8) {
+    F8Tile weights(memory + warp * kF8Stages * kF8Stage, w, row, w, row + 8);
+#pragma unroll
+    for (int i = 0; i < kF8Stages - 1; ++i) {
+      if (first_pass + i < end_pass) weights.fetch(first_pass + i, i);
+      cp_async_commit();
+    }
+    const auto scale_of = [&](int pass) { return pass < end_pass ? f8_scale(w, row, pass) : 1.0f; };
+    float next_scale = scale_of(first_pass);
+    begin_passes();
+    close_pieces(begin);
+    int stage = 0, next = kF8Stages - 1;
+    each_pass([&](int pass, uint32_t x) {
+      const float scale = next_scale;
+      next_scale = scale_of(pass + 1);
+      cp_async_wait<kF8Stages - 2>();
+      __syncwarp();
+      if (pass + kF8Stages - 1 < end_pass) weights.fetch(pass + kF8Stages - 1, next);
+      cp_async_commit();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int step = 2 * pass + half;
+        if (step < begin || step >= end) continue;
+        weights.step<kTiles>(acc, stage, half, scale, scale, [&](int j, uint4(&b)[2]) {
+          b[0] = shared16(x + 128 * half + j * 8 * stride);
+          b[1] = shared16(x + 128 * half + j * 8 * stride + 16);
+        });
+        close_pieces(step + 1);
+      }
+      next = stage;
+      if (++stage == kF8Stages) stage = 0;
+    });
+  } else {
+    WeightRing ring(a.plan, memory + warp * a.plan.bytes, w);
+    ring.aim(w, row, w, row + 8, begin, works ? end : begin);
+    ring.begin(begin, end - begin);
+    const auto put = [&] { ring.put(); };
+#pragma unroll 1
+    for (int i = 0; i < a.plan.depth; ++i) put();
+    begin_passes();
+    close_pieces(begin);
+    each_pass([&](int pass, uint32_t x) {
+      if (!works) return;
+      const int stop = min((pass + 1) * pass_steps, end);
+      for (int step = max(pass * pass_steps, begin); step < stop;) {
         const int until = min(stop, piece_end);
-        walk<kManyTiles, kFormats>(acc, w, row, w, row + 8, step, until - step, ring,
-                                   from + (step - at_step) * step_values(w) * 2, 8 * x[0].stride, n_tiles,
-                                   put);
+        walk<kTiles, kFormats>(acc, w, row, w, row + 8, step, until - step, ring,
+                               x + (step - pass * pass_steps) * step_values(w) * 2, 8 * stride, kTiles, put);
         step = until;
         close_pieces(step);
       }
-    }
-    if (more) next.store(b == 0 ? x[1] : x[0], n_tiles);
-    __syncthreads();
+    });
   }
+  __syncthreads();  // x is used up
 
-  float* sums = reinterpret_cast<float*>(x[0].x);  // used up
-#pragma unroll
-  for (int j = 0; j < kManyTiles; ++j) {
-    if (j >= n_tiles) break;
-    const float one[1][4] = {{total[j][0], total[j][1], total[j][2], total[j][3]}};
-    store_tile<1>(sums + warp * kTile + j * 128, one);
-  }
+  float* sums = reinterpret_cast<float*>(stages);
+  store_tile<kTiles>(sums + warp * kTile, total);
   if (a.cluster > 1) {
     cluster_arrive();
     cluster_wait();
   } else {
     __syncwarp();
   }
-  if (rank == 0 && works) {
-    for (int i = lane; i < 16 * n_columns; i += 32) {
-      const int t = first + i / 16, n = row + i % 16;
-      if (n >= w.n) continue;
-      const float* mine = sums + warp * kTile + i;
-      float v = *mine;
-      for (int r = 1; r < a.cluster; ++r) v += cluster_load(mine, r);
-      a.write(product, t, n, v);
+  // Each block of a cluster writes its share of the columns, several values a lane at a time.
+  if (works) {
+    const int c0 = n_columns * rank / a.cluster, c1 = n_columns * (rank + 1) / a.cluster;
+    constexpr int kAtOnce = 4;
+#pragma unroll 1
+    for (int i0 = 16 * c0 + lane; i0 < 16 * c1; i0 += 32 * kAtOnce) {
+      float v[kAtOnce];
+      Residual residual[kAtOnce];
+#pragma unroll
+      for (int q = 0; q < kAtOnce; ++q) {
+        const int i = i0 + 32 * q, t = first + i / 16, n = row + i % 16;
+        if (a.epilogue == Epilogue::Inject && i < 16 * c1 && n < w.n) residual[q].load(a, product, t, n);
+      }
+#pragma unroll
+      for (int q = 0; q < kAtOnce; ++q) {
+        const float* mine = sums + warp * kTile + min(i0 + 32 * q, 16 * c1 - 1);
+        v[q] = a.cluster == 1 ? *mine : cluster_load(mine, 0);
+        for (int r = 1; r < a.cluster; ++r) v[q] += cluster_load(mine, r);
+      }
+#pragma unroll
+      for (int q = 0; q < kAtOnce; ++q) {
+        const int i = i0 + 32 * q, t = first + i / 16, n = row + i % 16;
+        if (i >= 16 * c1 || n >= w.n) continue;
+        if (a.epilogue == Epilogue::Inject) {
+          residual[q].add(a, product, t, n, v[q]);
+        } else {
+          product.y[t * product.y_stride + n] = v[q];
+        }
+      }
     }
   }
   if (a.cluster > 1) {
@@ -340,6 +423,15 @@ __global__ __launch_bounds__(kManyThreads, 2) void linear_many_kernel(const __gr
 // A function of (n, k) alone: it is part of the order of the sum.
 int cluster_of(Stream& s, const WeightView& w) {
   return is_hopper(s) && w.k >= 4096 && w.n <= 4096 ? kLongBlocks : 1;
+}
+
+// Which of these x's it is, or the first that is free.
+int packed_as(const PackedXs& all, XOrder order, int stride) {
+  for (int i = 0; i < kMaxOrders; ++i) {
+    const PackedX& p = all[static_cast<size_t>(i)];
+    if (!p.x || (p.order == order && p.stride == stride)) return i;
+  }
+  QUERN_CHECK(false, "products of one x on CUDA take it in at most four ways");
 }
 
 // Tiles of a block, or pairs of them: few blocks, since to begin one costs about a tenth of a tile, and about the same number of tiles for
@@ -365,8 +457,26 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
                    const Injection& injection) {
   QUERN_CHECK(injection.streams <= kMaxStreams, "linear_inject on CUDA takes at most 4 streams");
   const bool few = x.n_rows <= kFewRows;
+  ScratchScope scope(s);
+  DecodeArgs a;
+  const int rows = 8 * many_tiles(x.n_rows), groups = ceil_div(x.n_rows, rows);
+  if (!few) {
+    a.n_passes = ceil_div(products[0].w.k, kPassValues);
+    int n_orders = 0;
+    for (const ProductView& p : products) {
+      const int stride = x_stride(p.w, kPassValues / step_values(p.w)),
+                i = packed_as(a.packed_x, x_order(p.w), stride);
+      PackedX& to = a.packed_x[static_cast<size_t>(i)];
+      if (to.x) continue;
+      to = {x_order(p.w), stride,
+            reinterpret_cast<uint8_t*>(s.scratch(DType::U8, {groups * a.n_passes, rows * stride}).data)};
+      n_orders = i + 1;
+    }
+    launch(s, pack_kernel, dim3(static_cast<unsigned>(a.n_passes), static_cast<unsigned>(groups)),
+           kManyThreads, 0, 1, x, a.packed_x, n_orders, rows);
+  }
   for (size_t begin = 0; begin < products.size();) {
-    DecodeArgs a;
+    a.n_products = 0;
     a.cluster = cluster_of(s, products[begin].w);
     a.pieces = a.cluster > 1 ? kLongPieces : 2;
     a.x = x;
@@ -376,20 +486,26 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
     int tiles = 0;
     for (; end < products.size() && a.n_products < kMaxProducts; ++end) {
       if (cluster_of(s, products[end].w) != a.cluster) break;
+      const WeightView& w = products[end].w;
+      if (!few) {
+        a.packed[static_cast<size_t>(a.n_products)] =
+            static_cast<int8_t>(packed_as(a.packed_x, x_order(w), x_stride(w, kPassValues / step_values(w))));
+      }
       a.products[a.n_products++] = products[end];
       tiles += ceil_div(products[end].w.n, 16);
     }
     begin = end;
     int x_bytes = 0, most_steps = 1;
-    bool all_stream = true, f4 = false;
+    bool all_stream = true, f4 = false, f8 = false;
     for (int i = 0; i < a.n_products; ++i) {
       const WeightView& w = a.products[i].w;
       all_stream &= streams(w);
       f4 |= is_f4(w);
+      f8 |= is_f8(w);
       const int of_block = ceil_div(stream_steps(w), a.cluster) + 1;
       most_steps = std::max(most_steps, few ? ceil_div(stream_steps(w), a.cluster * a.pieces) : of_block);
       x_bytes = std::max(x_bytes, few ? x_stride(w, of_block) * x.n_rows
-                                      : 2 * kManyRows * x_stride(w, kPassValues / step_values(w)));
+                                      : kManyStages * rows * x_stride(w, kPassValues / step_values(w)));
     }
     if (a.cluster > 1 && x.n_rows == 1 && a.n_products == 1 && LongTile::takes(a.products[0].w)) {
       const WeightView& w = a.products[0].w;
@@ -415,12 +531,14 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
              dim3(static_cast<unsigned>(n_blocks * a.cluster)), kFewThreads, static_cast<size_t>(few_bytes),
              a.cluster, a);
     } else {
-      const int groups = ceil_div(x.n_rows, kManyRows);
-      launch(
-          s, all_stream ? linear_many_kernel<kWalkStreams> : linear_many_kernel<kWalkAny>,
-          dim3(static_cast<unsigned>(n_blocks * groups * a.cluster)), kManyThreads,
-          static_cast<size_t>(kManyWarps * a.plan.bytes + std::max(x_bytes, kManyWarps * kManyRows * 16 * 4)),
-          a.cluster, a, groups);
+      a.weight_bytes = kManyWarps * std::max(a.plan.bytes, f8 ? kF8Stages * kF8Stage : 0);
+      const auto tiles_of = [&]<int kTiles>() {
+        return all_stream ? linear_many_kernel<kTiles, kWalkStreams> : linear_many_kernel<kTiles, kWalkAny>;
+      };
+      launch(s, rows == 16 ? tiles_of.operator()<2>() : tiles_of.operator()<4>(),
+             dim3(static_cast<unsigned>(n_blocks * groups * a.cluster)), kManyThreads,
+             static_cast<size_t>(a.weight_bytes + std::max(x_bytes, kManyWarps * rows * 16 * 4)), a.cluster,
+             a, groups);
     }
   }
 }

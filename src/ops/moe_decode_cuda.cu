@@ -377,11 +377,20 @@ void moe_decode(Stream& s, const MoeView& m) {
   auto* at = sorted.as<int32_t>();
   const Groups groups{at, at + 1, at + 1 + kGroupThreads, at + 2 + 2 * kGroupThreads,
                       at + 2 + 2 * kGroupThreads + kMaxDecodeEntries};
-  const bool one = n_rows == 1;
+  const bool one = n_rows == 1, batch = takes_batch(s, m);
+  static_assert(kThreads == kSharedDotThreads);
+  Tensor y;
+  if (!one) y = s.scratch(DType::F32, {n_entries + n_rows, h});
+  float* const y_shared = one ? nullptr : y.as<float>() + int64_t{n_entries} * h;
+  if (batch && moe_batch(s, m, y.as<float>(), y_shared, weight.as<float>())) {
+    moe_combine(s, m, y.as<float>(), y_shared, weight.as<float>());
+    return;
+  }
   const int columns = std::min(n_rows, kColumns);
-  const auto slots =
-      static_cast<unsigned>(ceil_div(n_rows, kColumns) + std::min(n_entries, one ? n_entries : m.n_experts));
-  if (!one) launch(s, moe_group_kernel, dim3(1), kGroupThreads, 0, 1, m.ids, n_rows, m.top_k, groups);
+  const auto slots = static_cast<unsigned>(ceil_div(n_rows, kColumns) +
+                                           (batch ? 0 : std::min(n_entries, one ? n_entries : m.n_experts)));
+  if (!one && !batch)
+    launch(s, moe_group_kernel, dim3(1), kGroupThreads, 0, 1, m.ids, n_rows, m.top_k, groups);
 
   const auto x_bytes = [](const WeightView& a, const WeightView& b, int n) {
     return n * std::max(x_stride(a, stream_steps(a)), x_stride(b, stream_steps(b)));
@@ -391,7 +400,7 @@ void moe_decode(Stream& s, const MoeView& m) {
   };
   const bool all_stream = streams(m.gate) && streams(m.up) && streams(m.down) && streams(m.shared_gate) &&
                           streams(m.shared_up) && streams(m.shared_down);
-  const int tiles = one ? 2 : 5;  // of a block
+  const int tiles = one || batch ? 2 : 5;  // of a block
   const bool in_f4 = is_f4(m.gate) || is_f4(m.shared_gate);
   // One row's intermediate is written as down's x lies in shared memory.
   const auto in_steps = [](const WeightView& w) { return streams(w) && w.k % step_values(w) == 0; };
@@ -433,15 +442,14 @@ void moe_decode(Stream& s, const MoeView& m) {
            of_pair);
     return;
   }
-  const Tensor y = s.scratch(DType::F32, {n_entries + n_rows, h});
-  const int tiles_per_warp = 4;
+  const int tiles_per_warp = batch ? 1 : 4;
   const RingPlan plan =
       ring_plan(most_steps(m.down, m.shared_down), tiles_per_warp, 2, is_f4(m.down) || is_f4(m.shared_down));
   launch(s, all_stream ? moe_down_kernel<kWalkStreams> : moe_down_kernel<kWalkAny>,
          dim3(blocks(h, kWarps * tiles_per_warp * 16), slots), kThreads,
          static_cast<size_t>(kWarps * plan.bytes + x_bytes(m.down, m.shared_down, columns)), 1, m, plan,
          groups, const_act, width, y.as<float>(), tiles_per_warp);
-  moe_combine(s, m, y.as<float>(), y.as<float>() + int64_t{n_entries} * h, weight.as<float>());
+  moe_combine(s, m, y.as<float>(), y_shared, weight.as<float>());
 }
 
 }  // namespace quern::cuda

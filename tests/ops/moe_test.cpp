@@ -55,16 +55,16 @@ ExpertWeights experts(Machine& m, Random& random, DType dtype, int64_t E, int64_
 }
 
 Case make(Machine& m, Random& random, int64_t H, int64_t I, int64_t E, int K, DType dtype = DType::BF16,
-          int64_t shared_I = 0) {
+          int64_t shared_I = 0, DType shared = DType::BF16) {
   if (shared_I == 0) shared_I = I;
   Case c{.H = H,
          .I = I,
          .E = E,
          .K = K,
          .router = random_weight(m, random, DType::BF16, E, H),
-         .shared_gate = random_weight(m, random, DType::BF16, shared_I, H),
-         .shared_up = random_weight(m, random, DType::BF16, shared_I, H),
-         .shared_down = random_weight(m, random, DType::BF16, H, shared_I),
+         .shared_gate = random_weight(m, random, shared, shared_I, H),
+         .shared_up = random_weight(m, random, shared, shared_I, H),
+         .shared_down = random_weight(m, random, shared, H, shared_I),
          .shared_expert_gate = random_weight(m, random, DType::BF16, 1, H),
          .gate = {},
          .up = {},
@@ -210,6 +210,27 @@ TEST_P(MoeTest, matches_double_precision_in_quantised_experts) {
     }
 }
 
+// Decode rows of many experts, at the released widths and at short ones.
+TEST_P(MoeTest, many_rows_of_four_bit_experts_match_double_precision) {
+  if (on_cpu()) GTEST_SKIP() << "rounds rows to 8 bits";
+  Machine m(GetParam());
+  Random random(8);
+  struct Size {
+    int64_t H, I, E;
+    int K;
+    DType shared;
+  };
+  for (const Size& z : {Size{256, 128, 61, 10, DType::F8E4M3}, Size{640, 384, 7, 3, DType::F8E4M3},
+                        Size{256, 128, 24, 4, DType::BF16}, Size{2560, 640, 13, 2, DType::F8E4M3}})
+    for (const int64_t rows : {2, 9, 64}) {
+      if (z.H == 2560 && rows == 64) continue;
+      const Case c = make(m, random, z.H, z.I, z.E, z.K, DType::F4E2M1, 0, z.shared);
+      const auto h = random.normals(rows * z.H), x = random.normals(rows * 4 * z.H),
+                 inj = random.normals(rows * 4);
+      expect_matches(c, run(m, c, h, x, inj, rows), h, x, inj, tolerance());
+    }
+}
+
 TEST_P(MoeTest, equal_probabilities_go_to_the_lower_id) {
   Machine m(GetParam());
   Random random(2);
@@ -236,15 +257,17 @@ TEST_P(MoeTest, a_row_does_not_depend_on_its_neighbours) {
     DType dtype;
     int64_t I, E;
     int K;
+    DType shared = DType::BF16;
   };
   // Some 12 rows an expert; then a few of many experts; then rows of the intermediate that are whole steps of a format.
   for (const Size& z :
        {Size{DType::BF16, 96, 16, 4}, Size{DType::Q8_0, 96, 16, 4}, Size{DType::F8E4M3, 96, 16, 4},
         Size{DType::F4E2M1, 96, 16, 4}, Size{DType::Q4_K, 256, 16, 4}, Size{DType::NVFP4, 128, 16, 4},
         Size{DType::F4E2M1, 64, 61, 10}, Size{DType::F8E4M3, 64, 61, 10}, Size{DType::F4E2M1, 128, 16, 4},
-        Size{DType::F4E2M1, 640, 12, 5}, Size{DType::F8E4M3, 640, 12, 5}}) {
+        Size{DType::F4E2M1, 640, 12, 5}, Size{DType::F8E4M3, 640, 12, 5}, Size{DType::F4E2M1, 128, 61, 10},
+        Size{DType::F4E2M1, 256, 9, 4, DType::F8E4M3}, Size{DType::F4E2M1, 128, 61, 10, DType::F8E4M3}}) {
     const int64_t rows = z.K <= 5 ? 45 : 64;
-    const Case c = make(m, random, 256, z.I, z.E, z.K, z.dtype);
+    const Case c = make(m, random, 256, z.I, z.E, z.K, z.dtype, 0, z.shared);
     const auto h = random.normals(rows * 256), x = random.normals(rows * 1024),
                inj = random.normals(rows * 4);
     for (const bool decode : {true, false}) {

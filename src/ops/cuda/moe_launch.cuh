@@ -24,6 +24,11 @@ struct MoeView {
 
 void moe_decode(Stream& s, const MoeView& m);
 void moe_prefill(Stream& s, const MoeView& m);
+// Several decode rows' experts: y [T·K, H]; true where the shared one's y_s [T, H] and its weights [T] are done as well.
+// Sums are moe_decode's.
+bool takes_batch(Stream& s, const MoeView& m);
+bool moe_batch(Stream& s, const MoeView& m, float* y, float* y_s, float* shared_weight);
+inline constexpr int kSharedDotThreads = 128;  // that share the dot product of the shared expert's gate
 // y and the residual from the entries' results y_e [T·K, H], the shared expert's y_s [T, H].
 void moe_combine(Stream& s, const MoeView& m, const float* y_e, const float* y_s, const float* shared_weight);
 void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
@@ -31,9 +36,9 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
 void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
                        int top_k, bool renormalise);
 
-// W[0] · x over the block, f32: weights rounded to BF16, x not.
+// A thread's part of W[0] · x over kThreads threads, f32: weights rounded to BF16, x not.
 template <int kThreads>
-__device__ __noinline__ float row_dot(const WeightView& w, const float* x, bool wide, float* shared) {
+__device__ __forceinline__ float row_dot_part(const WeightView& w, const float* x, bool wide) {
   float sum = 0;
   with_format(w.kind, [&](auto format) {
     using F = decltype(format);
@@ -52,7 +57,11 @@ __device__ __noinline__ float row_dot(const WeightView& w, const float* x, bool 
     }
     sum *= w.row_factor(0) * F::kRest;
   });
-  return block_sum<kThreads>(sum, shared);
+  return sum;
+}
+template <int kThreads>
+__device__ __noinline__ float row_dot(const WeightView& w, const float* x, bool wide, float* shared) {
+  return block_sum<kThreads>(row_dot_part<kThreads>(w, x, wide), shared);
 }
 
 // The sum over experts in list order, then the shared one: ((p0·y0 + p1·y1) + …) + shared. `value(j)` is y_j.

@@ -1,4 +1,5 @@
-// Barriers in shared memory between warps that fill stages and warps that use them (Hopper and later).
+// Barriers in shared memory between warps, or the bulk copy engine, that fill stages and warps that use them (Hopper and
+// later).
 #pragma once
 
 #include "ops/cuda/async.cuh"
@@ -28,6 +29,27 @@ __device__ __forceinline__ void barrier_wait(uint64_t* b, int parity) {
         : "r"(shared_address(b)), "r"(parity)
         : "memory");
   }
+}
+
+// One arrival, and so many bytes that copies will add to the phase.
+__device__ __forceinline__ void barrier_expect(uint64_t* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+               : "memory");
+}
+// By the bulk engine: addresses and bytes are multiples of 16.
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int bytes, uint64_t* b) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(shared_address(b))
+      : "memory");
+}
+// Barriers of one arrival each; the whole block calls it.
+__device__ __forceinline__ void barriers_for_copies(uint64_t* barriers, int n) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < n; ++i) barrier_init(barriers + i, 1);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  __syncthreads();
 }
 
 }  // namespace quern::cuda
