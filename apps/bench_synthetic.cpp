@@ -37,7 +37,7 @@ double seconds_since(Clock::time_point begin) {
 struct Options {
   std::string geometry = "full", experts = "nvfp4", dense = "fp8", device = kHasCuda ? "cuda" : "cpu",
               kv = "bf16";
-  int layers = 48, chunk = 8192, steps = 48;
+  int layers = 48, chunk = 16384, steps = 48;
   std::vector<int64_t> contexts{4096, 204800}, prefill{8192, 102400};
   std::vector<int> streams{1, 64};
   int64_t stream_context = 2048;  // of several streams

@@ -184,23 +184,6 @@ TEST_F(CpuProductTest, a_nan_among_fp8_weights_makes_its_output_nan_and_no_other
   }
 }
 
-// Many rows: blocks of outputs take turns at a stretch; a second block of rows; outputs and columns left over.
-TEST_F(CpuProductTest, f32_products_of_any_number_of_rows_give_the_scalar_bits) {
-  Machine m(DeviceType::Cpu, 1);
-  Random random(18);
-  const int64_t n = 333, k = 203;
-  for (const DType dtype : {DType::BF16, DType::F16, DType::F32, DType::F8E4M3}) {
-    const TestWeight w = random_weight(m, random, dtype, n, k);
-    for (const int64_t rows : {1, 8, 9, 16, 17, 60, 61, 257}) {
-      const auto x = random.normals(rows * k);
-      const auto expected = f32_product(cpu::product_levels().front(), w.w, x, rows, 0, n);
-      for (const cpu::ProductLevel& l : cpu::product_levels())
-        EXPECT_EQ(difference(f32_product(l, w.w, x, rows, 0, n), expected), "")
-            << l.name << ' ' << name(dtype) << ' ' << rows << " rows, seed 18";
-    }
-  }
-}
-
 // Sixteen rows of normal numbers take another way than those with a zero or a subnormal among them.
 TEST_F(CpuProductTest, every_fp8_code_in_every_byte_gives_the_scalar_bits) {
   Machine m(DeviceType::Cpu, 1);
