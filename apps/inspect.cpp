@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/utf8.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/generation_config.h"
 #include "commands.h"
@@ -66,7 +67,8 @@ void print_tensors(const Checkpoint& checkpoint, bool each) {
   if (each) {
     fmt::print("tensors\n");
     for (const TensorView& t : checkpoint.tensors())
-      fmt::print("  {:<8} {:<20} {:>12}  {}\n", name(t.dtype), t.shape_text(), t.bytes.size(), t.file_name);
+      fmt::print("  {:<8} {:<20} {:>12}  {}\n", name(t.dtype), t.shape_text(), t.bytes.size(),
+                 one_line(t.file_name));
     return;
   }
   struct Kind {
@@ -76,7 +78,7 @@ void print_tensors(const Checkpoint& checkpoint, bool each) {
   std::map<std::string, size_t> at;
   for (const TensorView& t : checkpoint.tensors()) {
     const std::string key =
-        fmt::format("{:<8} {:<20} {}", name(t.dtype), t.shape_text(), pattern_of(t.file_name));
+        fmt::format("{:<8} {:<20} {}", name(t.dtype), t.shape_text(), one_line(pattern_of(t.file_name)));
     const auto [i, is_new] = at.emplace(key, kinds.size());
     if (is_new) kinds.push_back({key, {}});
     kinds[i->second].second.count += 1;

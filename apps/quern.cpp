@@ -8,6 +8,7 @@
 #include <new>
 #include <string>
 
+#include "base/utf8.h"
 #include "commands.h"
 
 namespace quern {
@@ -59,9 +60,14 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-// NaN is within every range, by the way ranges are checked.
+// NaN is within every range, by the way ranges are checked; and -1 would wrap to the largest unsigned number.
 static void refuse_no_numbers(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_type_name().starts_with("UINT")) {
+      for (const std::string& text : option->results())
+        if (text.starts_with('-'))
+          throw CLI::ValidationError(option->get_name(), "expected a number from 0 on, found " + text);
+    }
     if (!option->get_type_name().starts_with("FLOAT")) continue;
     for (const std::string& text : option->results())
       if (!std::isfinite(std::strtod(text.c_str(), nullptr)))
@@ -91,7 +97,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "quern: out of memory\n");
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "quern: %s\n", e.what());
+    std::fprintf(stderr, "quern: %s\n", quern::one_line(e.what()).c_str());
   }
   return 1;
 }

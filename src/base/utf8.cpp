@@ -64,4 +64,24 @@ std::string repair_utf8(std::string_view text) {
   return out;
 }
 
+std::string one_line(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size();) {
+    const Utf8Char c = decode_utf8(text, i);
+    const bool control = c.code_point < 0x20 || (c.code_point >= 0x7f && c.code_point < 0xa0) ||
+                         c.code_point == 0x2028 || c.code_point == 0x2029;
+    for (int k = 0; k < c.size; ++k) {
+      const auto byte = static_cast<unsigned char>(text[i + static_cast<size_t>(k)]);
+      if (c.valid && !control)
+        out += static_cast<char>(byte);
+      else
+        out.append("\\x").append(1, kHex[byte >> 4]).append(1, kHex[byte & 15]);
+    }
+    i += static_cast<size_t>(c.size);
+  }
+  return out;
+}
+
 }  // namespace quern

@@ -20,5 +20,8 @@ void append_utf8(std::string& out, char32_t code_point);
 bool is_valid_utf8(std::string_view text);
 // Every invalid sequence becomes U+FFFD.
 std::string repair_utf8(std::string_view text);
+// For a terminal: control characters and invalid bytes become \xHH, so that names from a file are one line and command
+// nothing.
+std::string one_line(std::string_view text);
 
 }  // namespace quern

@@ -31,5 +31,13 @@ TEST(Utf8, invalid_sequences_become_one_replacement_per_maximal_subpart) {
   EXPECT_FALSE(decode_utf8("\xF0\x9F\x41", 0).truncated);
 }
 
+TEST(Utf8, one_line_commands_no_terminal) {
+  EXPECT_EQ(one_line("plain, \u00e9 \u4e16 \U0001f600 and a \\"), "plain, \u00e9 \u4e16 \U0001f600 and a \\");
+  EXPECT_EQ(one_line("\x1b[31mred\n\r\t\x7f"), "\\x1b[31mred\\x0a\\x0d\\x09\\x7f");
+  EXPECT_EQ(one_line(std::string_view("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(one_line("\u009b31m\u2028"), "\\xc2\\x9b31m\\xe2\\x80\\xa8");  // C1's CSI, a line separator
+  EXPECT_EQ(one_line("\xff\xe4\xb8"), "\\xff\\xe4\\xb8");
+}
+
 }  // namespace
 }  // namespace quern
