@@ -416,7 +416,12 @@ Config read_config(const Checkpoint& checkpoint) {
   // ModelOpt's older exports say how they are quantised in a file of its own.
   const auto apart = checkpoint.folder() / "hf_quant_config.json";
   if (c.quantization == Quantization::None && std::filesystem::exists(apart)) {
-    const Json json = parse_json(read_file(apart));
+    Json json;
+    try {
+      json = parse_json(read_file(apart));
+    } catch (const Error& e) {
+      throw Error(fmt::format("{}: {}", apart.string(), e.what()));
+    }
     const Section file_section{json, apart.string(), ""};
     if (file_section.get("quantization") == nullptr || !file_section.get("quantization")->is_object())
       file_section.fail("quantization", "an object", std::string("something else"));

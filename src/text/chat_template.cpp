@@ -71,7 +71,36 @@ std::string token_text(const Json& config, std::string_view key) {
   return token != nullptr && token->is_string() ? token->as_string() : "";
 }
 
+// tokenizer_config.json of a folder; null where there is none.
+Json read_tokenizer_config(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  if (!std::filesystem::exists(path)) return {};
+  const std::string text = read_file(path);
+  try {
+    return parse_json(text);
+  } catch (const Error& e) {
+    throw Error(fmt::format("{}: {}", path.string(), e.what()));
+  }
+}
+
 }  // namespace
+
+std::string chat_template_source(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "chat_template.jinja";
+  if (std::filesystem::exists(path)) return read_file(path);
+  const Json config = read_tokenizer_config(folder);
+  const Json* in_config = config.find("chat_template");
+  if (in_config != nullptr && in_config->is_string()) return in_config->as_string();
+  if (in_config != nullptr && in_config->is_array()) {  // named templates: the one called default
+    for (const Json& named : in_config->as_array()) {
+      const Json *name = named.find("name"), *source = named.find("template");
+      if (name != nullptr && name->is_string() && name->as_string() == "default" && source != nullptr &&
+          source->is_string())
+        return source->as_string();
+    }
+  }
+  return "";
+}
 
 ChatTemplate ChatTemplate::from_model(const std::filesystem::path& folder) {
   if (const auto gguf = find_gguf(folder)) {
@@ -87,23 +116,10 @@ ChatTemplate ChatTemplate::from_model(const std::filesystem::path& folder) {
     return ChatTemplate(std::string(file.text("tokenizer.chat_template")),
                         token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
   }
-  Json config;
-  const std::filesystem::path config_path = folder / "tokenizer_config.json";
-  if (std::filesystem::exists(config_path)) config = parse_json(read_file(config_path));
-  const std::string bos = token_text(config, "bos_token"), eos = token_text(config, "eos_token");
-
-  const std::filesystem::path template_path = folder / "chat_template.jinja";
-  if (std::filesystem::exists(template_path)) return ChatTemplate(read_file(template_path), bos, eos);
-  const Json* in_config = config.find("chat_template");
-  if (in_config != nullptr && in_config->is_string()) return ChatTemplate(in_config->as_string(), bos, eos);
-  if (in_config != nullptr && in_config->is_array()) {  // named templates: the one called default
-    for (const Json& named : in_config->as_array()) {
-      const Json *name = named.find("name"), *source = named.find("template");
-      if (name != nullptr && name->is_string() && name->as_string() == "default" && source != nullptr) {
-        return ChatTemplate(source->as_string(), bos, eos);
-      }
-    }
-  }
+  const Json config = read_tokenizer_config(folder);
+  const std::string source = chat_template_source(folder);
+  if (!source.empty())
+    return ChatTemplate(source, token_text(config, "bos_token"), token_text(config, "eos_token"));
   throw Error(fmt::format(
       "{}: no chat template (neither chat_template.jinja nor chat_template in tokenizer_config.json)",
       folder.string()));

@@ -63,4 +63,8 @@ class ChatTemplate {
   bool takes_late_system_ = false;
 };
 
+// The chat template of a Hugging Face folder: chat_template.jinja, or tokenizer_config.json's (of several the one named
+// default); empty where it has none.
+std::string chat_template_source(const std::filesystem::path& folder);
+
 }  // namespace quern
