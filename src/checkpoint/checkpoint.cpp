@@ -67,7 +67,8 @@ int64_t integer_or_0(const GgufFile& f, std::string_view key) {
   return f.find(key) == nullptr ? 0 : f.integer(key);
 }
 
-// The first shard of the one model in a folder of GGUFs; a vision tower's file beside it is not it.
+// The first shard of the one model in a folder of GGUFs; a vision tower's, an importance matrix's or an adapter's file
+// beside it says by its type that it is not it.
 std::optional<fs::path> first_gguf(const fs::path& folder) {
   std::vector<fs::path> all, firsts;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -79,7 +80,7 @@ std::optional<fs::path> first_gguf(const fs::path& folder) {
     const auto file = MappedFile::open(p);
     const GgufFile f = parse_gguf(file->bytes(), p.string());
     const GgufValue* type = f.find("general.type");
-    if (type != nullptr && type->text == "mmproj") continue;
+    if (type != nullptr && type->text != "model") continue;
     if (integer_or_0(f, "split.no") == 0) firsts.push_back(p);
   }
   if (firsts.size() == 1) return firsts[0];
@@ -89,6 +90,8 @@ std::optional<fs::path> first_gguf(const fs::path& folder) {
                           names.empty() ? "no first shard" : names));
 }
 
+}  // namespace
+
 std::vector<int64_t> squeezed(std::span<const int64_t> shape) {
   std::vector<int64_t> out;
   for (const int64_t d : shape) {
@@ -96,8 +99,6 @@ std::vector<int64_t> squeezed(std::span<const int64_t> shape) {
   }
   return out;
 }
-
-}  // namespace
 
 std::string shape_text(std::span<const int64_t> shape) {
   std::string out = "[";

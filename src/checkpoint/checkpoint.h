@@ -128,6 +128,8 @@ std::optional<std::filesystem::path> find_gguf(const std::filesystem::path& mode
 std::string logical_name(std::string_view hugging_face_name);
 // The inverse, with the nested prefix the released files have.
 std::string hugging_face_name(std::string_view logical_name);
+// `shape` without its dimensions of 1: by it shapes are compared.
+std::vector<int64_t> squeezed(std::span<const int64_t> shape);
 // "[2, 3]"
 std::string shape_text(std::span<const int64_t> shape);
 

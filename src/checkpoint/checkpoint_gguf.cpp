@@ -129,13 +129,17 @@ void Checkpoint::assemble_index_projections() {
     if (!q.name.ends_with(kQ)) continue;
     const std::string stem = q.name.substr(0, q.name.size() - kQ.size());
     const TensorView* k = find(stem + std::string(kK));
-    if (k == nullptr) throw Error(fmt::format("{}: tensor '{}{}' is missing", where(q), stem, kK));
-    if (q.shape.size() != 2 || k->shape.size() != 2 || q.shape[1] != k->shape[1])
+    if (k == nullptr)
+      throw Error(fmt::format("{}: tensor '{}' is missing",
+                              files_[static_cast<size_t>(q.file)]->path().string(),
+                              spelling(stem + std::string(kK))));
+    const std::vector<int64_t> q_shape = squeezed(q.shape), k_shape = squeezed(k->shape);
+    if (q_shape.size() != 2 || k_shape.size() != 2 || q_shape[1] != k_shape[1])
       throw Error(
           fmt::format("{}: shape {} does not fit the key's {}", where(q), q.shape_text(), k->shape_text()));
     TensorView t = q;
     t.name = stem + ".indexer.index_qk_proj.weight";
-    t.shape = {q.shape[0] + k->shape[0], q.shape[1]};
+    t.shape = {q_shape[0] + k_shape[0], q_shape[1]};
     t.dtype = q.dtype == k->dtype ? q.dtype : DType::F32;
     std::vector<std::byte>& bytes = assembled_.emplace_back();
     bytes.resize(static_cast<size_t>(t.shape[0] * row_bytes(t.dtype, t.shape[1])));
@@ -147,7 +151,7 @@ void Checkpoint::assemble_index_projections() {
         continue;
       }
       std::vector<float> row(static_cast<size_t>(t.shape[1]));
-      for (int64_t r = 0; r < part->shape[0]; ++r, to += row.size() * sizeof(float)) {
+      for (int64_t r = 0; r < part->elements() / t.shape[1]; ++r, to += row.size() * sizeof(float)) {
         decode_row(part->dtype, part->bytes.data() + r * row_bytes(part->dtype, t.shape[1]), t.shape[1],
                    row.data());
         std::memcpy(to, row.data(), row.size() * sizeof(float));

@@ -26,8 +26,10 @@ constexpr TypeId kTypes[] = {
 };
 // Types that exist and that we do not read, for the refusal.
 constexpr std::pair<uint32_t, const char*> kRefused[] = {
-    {4, "Q4_2"}, {5, "Q4_3"},   {9, "Q8_1"},   {15, "Q8_K"},  {19, "IQ1_S"}, {24, "I8"},  {25, "I16"},
-    {28, "F64"}, {29, "IQ1_M"}, {34, "TQ1_0"}, {35, "TQ2_0"}, {41, "Q1_0"},  {42, "Q2_0"}};
+    {4, "Q4_2"},        {5, "Q4_3"},        {9, "Q8_1"},   {15, "Q8_K"},  {19, "IQ1_S"},
+    {24, "I8"},         {25, "I16"},        {28, "F64"},   {29, "IQ1_M"}, {31, "Q4_0_4_4"},
+    {32, "Q4_0_4_8"},   {33, "Q4_0_8_8"},   {34, "TQ1_0"}, {35, "TQ2_0"}, {36, "IQ4_NL_4_4"},
+    {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"}, {41, "Q1_0"},  {42, "Q2_0"}};
 
 constexpr int kMaxDepth = 4;            // of arrays in arrays
 constexpr uint64_t kMaxName = 1 << 16;  // of keys and tensor names

@@ -88,7 +88,8 @@ void read_rope(const Keys& k, Config& c) {
     k.f.fail(type, fmt::format("expected 'none' (no other kind is supported), found '{}'",
                                k.f.text(type).substr(0, 40)));
   c.rope_theta = k.positive("rope.freq_base");
-  k.only("rope.scaling.factor", 1);
+  for (const std::string_view key : {"rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear"})
+    k.only(key, 1);
   c.d_rope = k.dim("rope.dimension_count");
   if (c.d_rope % 2 != 0 || c.d_rope > c.d_head)
     k.fail("rope.dimension_count", fmt::format("an even number up to {}", c.d_head), c.d_rope);

@@ -45,11 +45,8 @@ TokenizerSpec read_tokenizer_gguf(const GgufFile& file) {
   spec.nfc = true;
 
   const GgufValue& tokens = strings(file, "tokenizer.ggml.tokens");
-  std::vector<int64_t> types;
-  if (file.find("tokenizer.ggml.token_type") != nullptr)
-    types = file.integers("tokenizer.ggml.token_type");
-  else
-    types.assign(tokens.strings.size(), kOrdinary);
+  // Without it nobody knows which tokens are control tokens: a template's would be spelt out, and no reply would end.
+  const std::vector<int64_t> types = file.integers("tokenizer.ggml.token_type");
   if (types.size() != tokens.strings.size())
     file.fail("tokenizer.ggml.token_type",
               fmt::format("expected {} entries, found {}", tokens.strings.size(), types.size()));

@@ -152,6 +152,7 @@ TEST(Gguf, refuses_each_fault_naming_it) {
   EXPECT_THAT(one({33}, 8, 0), HasSubstr("not whole blocks of 32"));
   EXPECT_THAT(one({16}, 9, 0), HasSubstr("type Q8_1 is not supported"));
   EXPECT_THAT(one({16}, 19, 0), HasSubstr("type IQ1_S is not supported"));
+  EXPECT_THAT(one({16}, 31, 0), HasSubstr("type Q4_0_4_4 is not supported"));
   EXPECT_THAT(one({16}, 135, 0), HasSubstr("unknown type 135"));
   EXPECT_THAT(error_of(Builder().header(2, 0).tensor("t", {16}, 0, 0).tensor("u", {16}, 0, 32).data(128)),
               HasSubstr("\"u\": overlaps tensor \"t\""));
@@ -225,6 +226,13 @@ TEST(Gguf, shards_are_found_and_held_to_each_other) {
   EXPECT_THAT(open_error(folder.path / b), HasSubstr("this is shard 2 of 2; open the first"));
   write(b, 0, 2, 1, true);
   EXPECT_THAT(open_error(folder.path / a), HasSubstr("split.no: expected 1, found 0"));
+  write(b, 1, 2, 1, true);
+  {  // a file of another kind beside them says so
+    GgufKeys keys;
+    keys.text("general.type", "imatrix");
+    write_gguf(folder.path / "imatrix.gguf", keys, {}, pool);
+    EXPECT_EQ(open_error(folder.path), "");
+  }
   write(b, 1, 3, 1, true);
   EXPECT_THAT(open_error(folder.path / a), HasSubstr("split.count: expected 2, found 3"));
   write(b, 1, 2, 1, true);

@@ -152,6 +152,8 @@ TEST(ConfigGguf, what_we_do_not_do_is_refused_by_name) {
               HasSubstr("qwen4exp.expert_weights_scale: expected 1, found 2.5"));
   EXPECT_THAT(with([](Keys& k) { k.number("rope.scaling.factor", 4); }),
               HasSubstr("rope.scaling.factor: expected 1"));
+  EXPECT_THAT(with([](Keys& k) { k.number("rope.scaling.attn_factor", 2); }),
+              HasSubstr("rope.scaling.attn_factor: expected 1, found 2"));
   EXPECT_THAT(with([](Keys& k) { k.integer("nextn_shared_target_tensors", 1, GgufType::Bool); }),
               HasSubstr("draft blocks in files of their own are not supported"));
   EXPECT_THAT(with([](Keys& k) {
