@@ -134,10 +134,10 @@ int bench_drafts(const BenchOptions& bench) {
   engine.slots = 1;
   if (engine.context == 0) engine.context = 4096;
   const OpenModel open = open_model_for(bench.model, engine);
-  const std::filesystem::path folder = open.checkpoint->folder();
-  const Tokenizer tokenizer = Tokenizer::from_model(folder);
-  const auto texts = make_texts(tokenizer, ChatTemplate::from_model(folder));
-  const GenerationConfig defaults = read_generation_config(folder);
+  const std::string& model = bench.model.model;
+  const Tokenizer tokenizer = Tokenizer::from_model(model);
+  const auto texts = make_texts(tokenizer, ChatTemplate::from_model(model));
+  const GenerationConfig defaults = read_generation_config(*open.checkpoint);
   const int64_t n = bench.tokens > 0 ? bench.tokens : 128;
 
   std::vector<Mode> modes = {{.name = "none"}};

@@ -69,14 +69,15 @@ LocalEngine::LocalEngine(const ModelFlags& model, const ReplyFlags& flags)
     : flags_(flags),
       open_(open_model(model, model_options(flags, model))),
       tokenizer_(Tokenizer::from_model(model.model)),
-      defaults_(read_generation_config(open_.checkpoint->folder())) {
+      defaults_(read_generation_config(*open_.checkpoint)) {
   try {
-    template_ = ChatTemplate::from_model(open_.checkpoint->folder());
+    template_ = ChatTemplate::from_model(model.model);
   } catch (const Error& e) {
     template_error_ = e.what();
   }
   const Config& config = open_.model->config();
-  end_ids_ = defaults_.eos_ids.empty() ? config.eos_ids : defaults_.eos_ids;
+  if (defaults_.eos_ids.empty()) defaults_.eos_ids = config.eos_ids;
+  end_ids_ = reply_ends(defaults_, tokenizer_);
   context_ = open_.model->options().batch.context;
   seed_ = flags.seed ? *flags.seed : (uint64_t{std::random_device{}()} << 32 | std::random_device{}());
   EngineOptions options;

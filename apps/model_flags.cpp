@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 
 #include "base/check.h"
@@ -57,6 +58,18 @@ OpenModel open_model(const ModelFlags& flags, ModelOptions options) {
   m.stream = std::make_unique<Stream>(device, *m.pool);
   m.model = std::make_unique<Model>(m.checkpoint, config, options, *m.stream);
   return m;
+}
+
+std::vector<int32_t> reply_ends(const GenerationConfig& config, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ends;
+  if (const auto id = tokenizer.find_special("<|im_end|>")) ends.push_back(*id);
+  for (const int32_t id : config.eos_ids) {
+    if (id >= tokenizer.size())
+      throw Error(
+          fmt::format("eos_token_id: expected token ids from 0 to {}, found {}", tokenizer.size() - 1, id));
+    if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
+  }
+  return ends;
 }
 
 }  // namespace quern

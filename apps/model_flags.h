@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/generation_config.h"
 #include "model/model.h"
 #include "tensor/stream.h"
+#include "text/tokenizer.h"
 
 namespace CLI {
 class App;
@@ -39,5 +42,8 @@ struct OpenModel {
 // The checkpoint is opened and its config read before anything else is allocated; `options` gets the KV type from the
 // flags. options.batch.context bounds a sequence: 0 means the model's own limit.
 OpenModel open_model(const ModelFlags& flags, ModelOptions options);
+
+// The ids a reply ends at: the tokenizer's <|im_end|> and `config`'s. Throws Error where the tokenizer has no such id.
+std::vector<int32_t> reply_ends(const GenerationConfig& config, const Tokenizer& tokenizer);
 
 }  // namespace quern

@@ -147,10 +147,7 @@ void add_flags(CLI::App& app, ServeFlags& f) {
 
 // The ids that end a turn, and the sampling the model's makers advise.
 void set_defaults(const GenerationConfig& config, const Tokenizer& tokenizer, ChatDefaults& defaults) {
-  if (const auto id = tokenizer.find_special("<|im_end|>")) defaults.end_ids.push_back(*id);
-  for (int32_t id : config.eos_ids)
-    if (std::find(defaults.end_ids.begin(), defaults.end_ids.end(), id) == defaults.end_ids.end())
-      defaults.end_ids.push_back(id);
+  defaults.end_ids = reply_ends(config, tokenizer);
   SamplingParams& s = defaults.sampling;
   s.temperature = config.do_sample ? static_cast<float>(config.temperature.value_or(1)) : 0;
   s.top_p = static_cast<float>(config.top_p.value_or(1));
@@ -205,9 +202,7 @@ int serve_main(int argc, char** argv) {
   // With a script nothing but the tokenizer, the template and the defaults is needed of a folder.
   const Tokenizer tokenizer = Tokenizer::from_model(path);
   const ChatTemplate chat_template = ChatTemplate::from_model(path);
-  set_defaults(fs::exists(path / "tokenizer.json") ? read_generation_config(path)
-                                                   : read_generation_config(*Checkpoint::open(f.model.model)),
-               tokenizer, f.defaults);
+  set_defaults(read_generation_config(path), tokenizer, f.defaults);
   if (f.defaults.end_ids.empty())
     throw Error(
         fmt::format("{}: no end-of-turn token: expected <|im_end|> in the tokenizer, or eos_token_id in "

@@ -39,6 +39,34 @@ struct Reader {
   }
 };
 
+GenerationConfig generation_of_gguf(const GgufFile& f) {
+  GenerationConfig c;
+  const auto number = [&](std::string_view key, double high) -> std::optional<double> {
+    if (f.find(key) == nullptr) return {};
+    const double v = f.number(key);
+    if (!(v >= 0 && v <= high))
+      f.fail(key, fmt::format("expected a number from 0 to {:g}, found {}", high, v));
+    // 0.8 in float32 is 0.800000011920929 in double: the shortest decimal is what was meant.
+    return f.find(key)->type == GgufType::F32 ? std::stod(fmt::format("{}", static_cast<float>(v))) : v;
+  };
+  c.temperature = number("general.sampling.temp", 1e6);
+  c.top_p = number("general.sampling.top_p", 1);
+  c.min_p = number("general.sampling.min_p", 1);
+  if (const auto k = number("general.sampling.top_k", 1e9)) c.top_k = static_cast<int64_t>(*k);
+  const GgufValue* tokens = f.find("tokenizer.ggml.tokens");
+  const int64_t vocab = tokens != nullptr ? static_cast<int64_t>(tokens->strings.size()) : INT32_MAX;
+  for (const std::string_view key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                                     "tokenizer.ggml.eom_token_id", "qwen4exp.ple.eos_token_id"}) {
+    if (f.find(key) == nullptr) continue;
+    const int64_t id = f.integer(key);
+    if (id < 0 || id >= vocab)
+      f.fail(key, fmt::format("expected a token id from 0 to {}, found {}", vocab - 1, id));
+    if (std::find(c.eos_ids.begin(), c.eos_ids.end(), id) == c.eos_ids.end())
+      c.eos_ids.push_back(static_cast<int32_t>(id));
+  }
+  return c;
+}
+
 }  // namespace
 
 GenerationConfig parse_generation_config(const Json& json, const std::string& file) {
@@ -68,8 +96,12 @@ GenerationConfig parse_generation_config(const Json& json, const std::string& fi
   return c;
 }
 
-GenerationConfig read_generation_config(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "generation_config.json";
+GenerationConfig read_generation_config(const std::filesystem::path& model) {
+  if (const auto gguf = find_gguf(model)) {
+    const auto file = MappedFile::open(*gguf);
+    return generation_of_gguf(parse_gguf(file->bytes(), gguf->string()));
+  }
+  const std::filesystem::path path = model / "generation_config.json";
   if (!std::filesystem::exists(path)) return {};
   const std::string text = read_file(path, 1 << 20);
   Json json;
@@ -82,29 +114,8 @@ GenerationConfig read_generation_config(const std::filesystem::path& folder) {
 }
 
 GenerationConfig read_generation_config(const Checkpoint& checkpoint) {
-  if (checkpoint.gguf() == nullptr) return read_generation_config(checkpoint.folder());
-  const GgufFile& f = *checkpoint.gguf();
-  GenerationConfig c;
-  const auto number = [&](std::string_view key, double high) -> std::optional<double> {
-    if (f.find(key) == nullptr) return {};
-    const double v = f.number(key);
-    if (!(v >= 0 && v <= high))
-      f.fail(key, fmt::format("expected a number from 0 to {:g}, found {}", high, v));
-    return v;
-  };
-  c.temperature = number("general.sampling.temp", 1e6);
-  c.top_p = number("general.sampling.top_p", 1);
-  c.min_p = number("general.sampling.min_p", 1);
-  if (const auto k = number("general.sampling.top_k", 1e9)) c.top_k = static_cast<int64_t>(*k);
-  for (const std::string_view key :
-       {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "qwen4exp.ple.eos_token_id"}) {
-    if (f.find(key) == nullptr) continue;
-    const int64_t id = f.integer(key);
-    if (id < 0 || id > INT32_MAX) f.fail(key, fmt::format("expected a token id, found {}", id));
-    if (std::find(c.eos_ids.begin(), c.eos_ids.end(), id) == c.eos_ids.end())
-      c.eos_ids.push_back(static_cast<int32_t>(id));
-  }
-  return c;
+  return checkpoint.gguf() != nullptr ? generation_of_gguf(*checkpoint.gguf())
+                                      : read_generation_config(checkpoint.folder());
 }
 
 }  // namespace quern
