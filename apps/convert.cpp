@@ -31,15 +31,6 @@ void write_text_file(const fs::path& path, std::string_view text) {
   file.finish();
 }
 
-// The text a folder's chat template is written in; empty where it has none.
-std::string chat_template_of(const fs::path& folder) {
-  if (fs::exists(folder / "chat_template.jinja")) return read_file(folder / "chat_template.jinja");
-  if (!fs::exists(folder / "tokenizer_config.json")) return "";
-  const Json config = parse_json(read_file(folder / "tokenizer_config.json"));
-  const Json* text = config.find("chat_template");
-  return text != nullptr && text->is_string() ? text->as_string() : "";
-}
-
 void gguf_text_keys(GgufKeys& keys, const Checkpoint& checkpoint, const Config& config) {
   if (checkpoint.gguf() != nullptr) {
     for (const auto& [key, value] : checkpoint.gguf()->metadata) {
@@ -53,6 +44,7 @@ void gguf_text_keys(GgufKeys& keys, const Checkpoint& checkpoint, const Config& 
   const GenerationConfig generation = read_generation_config(folder);
   if (generation.temperature) keys.f32("general.sampling.temp", *generation.temperature);
   if (generation.top_p) keys.f32("general.sampling.top_p", *generation.top_p);
+  if (generation.min_p) keys.f32("general.sampling.min_p", *generation.min_p);
   if (generation.top_k) keys.i32("general.sampling.top_k", *generation.top_k);
   const fs::path tokenizer = folder / "tokenizer.json";
   if (!fs::exists(tokenizer)) {
@@ -65,11 +57,11 @@ void gguf_text_keys(GgufKeys& keys, const Checkpoint& checkpoint, const Config& 
   keys.u32("tokenizer.ggml.padding_token_id", config.ple.eos_id);
   keys.u32("tokenizer.ggml.bos_token_id", config.bos_id.value_or(config.ple.eos_id));
   keys.boolean("tokenizer.ggml.add_bos_token", false);
-  const std::string chat = chat_template_of(folder);
+  const std::string chat = chat_template_source(folder);
   if (!chat.empty()) keys.text("tokenizer.chat_template", chat);
 }
 
-void hugging_face_text_files(const fs::path& out, const Checkpoint& checkpoint, const Config& config) {
+void hugging_face_text_files(const fs::path& out, const Checkpoint& checkpoint) {
   if (checkpoint.gguf() == nullptr) {
     for (const char* name :
          {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"}) {
@@ -84,26 +76,21 @@ void hugging_face_text_files(const fs::path& out, const Checkpoint& checkpoint, 
   Json tokenizer_config, generation;
   tokenizer_config.set("tokenizer_class", "Qwen2TokenizerFast");
   tokenizer_config.set("add_bos_token", false);
-  Json::Array stops;
+  const GenerationConfig from = read_generation_config(checkpoint);
   if (f.find("tokenizer.ggml.eos_token_id") != nullptr) {
-    const int64_t eos = f.integer("tokenizer.ggml.eos_token_id");
     for (const AddedToken& a : spec.added) {
-      if (a.id == eos) tokenizer_config.set("eos_token", a.text);
+      if (a.id == from.eos_ids.front()) tokenizer_config.set("eos_token", a.text);
     }
-    stops.emplace_back(eos);
   }
-  if (stops.empty() || stops[0].as_int() != config.ple.eos_id) stops.emplace_back(config.ple.eos_id);
   write_text_file(out / "tokenizer_config.json", write_json(tokenizer_config, {.indent = 2}));
   if (f.find("tokenizer.chat_template") != nullptr)
     write_text_file(out / "chat_template.jinja", f.text("tokenizer.chat_template"));
-  generation.set("eos_token_id", stops);
+  generation.set("eos_token_id", Json::Array(from.eos_ids.begin(), from.eos_ids.end()));
   generation.set("do_sample", true);
-  for (const auto& [key, name] :
-       {std::pair{"general.sampling.temp", "temperature"}, {"general.sampling.top_p", "top_p"}}) {
-    if (f.find(key) != nullptr) generation.set(name, f.number(key));
-  }
-  if (f.find("general.sampling.top_k") != nullptr)
-    generation.set("top_k", f.integer("general.sampling.top_k"));
+  if (from.temperature) generation.set("temperature", *from.temperature);
+  if (from.top_p) generation.set("top_p", *from.top_p);
+  if (from.min_p) generation.set("min_p", *from.min_p);
+  if (from.top_k) generation.set("top_k", *from.top_k);
   write_text_file(out / "generation_config.json", write_json(generation, {.indent = 2}));
 }
 
@@ -113,7 +100,9 @@ int convert_main(int argc, char** argv) {
   CLI::App app(
       "Writes a checkpoint in another container or format: OUT.gguf, or a Hugging Face folder. With a block "
       "type, experts "
-      "take it, other matrices 8 bits, and router, norms and indexer stay as they are.");
+      "take it, other matrices 8 bits, and router, norms and indexer stay as they are. Rows that are no "
+      "whole "
+      "blocks of a type take the nearest that fits.");
   std::string in, out, type;
   std::vector<std::string> overrides;
   int threads = 0;
@@ -124,8 +113,10 @@ int convert_main(int argc, char** argv) {
          "--type", type,
          "bf16, f16, f32; for GGUF q8_0, q4_k, … (a wrong one lists them); for a folder fp8 and nvfp4")
       ->required();
-  app.add_option("--tensor", overrides,
-                 "PATTERN=TYPE for tensors whose name in OUT matches (* is any text); may be repeated");
+  app.add_option(
+      "--tensor", overrides,
+      "PATTERN=TYPE for tensors whose name in OUT matches (* is any text; norms and other vectors take only "
+      "bf16, f16 and f32); may be repeated");
   app.add_flag("--no-draft", no_draft, "leave the draft block out");
   app.add_option("--threads", threads, "worker threads (default: one a processor)")
       ->check(CLI::Range(1, 1024));
@@ -141,7 +132,7 @@ int convert_main(int argc, char** argv) {
     recipe.overrides.emplace_back(o.substr(0, equals), parse_type(o.substr(equals + 1)));
   }
   check_recipe(recipe, to_gguf);
-  if (fs::exists(out)) throw Error(fmt::format("{}: exists already", out));
+  check_output(out);
 
   const auto checkpoint = Checkpoint::open(in);
   Config config = read_config(*checkpoint);
@@ -181,7 +172,7 @@ int convert_main(int argc, char** argv) {
       hugging_face_tensors(sources, config, table.hash, recipe, parts, pool);
   write_text_file(partial / "config.json",
                   write_json(hugging_face_config(config, tensors, parts), {.indent = 2}) + "\n");
-  hugging_face_text_files(partial, *checkpoint, config);
+  hugging_face_text_files(partial, *checkpoint);
   write_safetensors(partial, tensors, pool, progress);
   folder.finish();
   return 0;

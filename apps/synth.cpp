@@ -63,7 +63,7 @@ int synth_main(int argc, char** argv) {
   Recipe recipe;
   recipe.type = parse_type(type);
   check_recipe(recipe, fs::path(out).extension() == ".gguf");
-  if (fs::exists(out)) throw Error(fmt::format("{}: exists already", out));
+  check_output(out);
   ThreadPool pool(threads);
   ProgressBar bar("writing");
   const Progress progress = [&](int64_t done, int64_t all) { bar.update(done, all); };

@@ -12,6 +12,13 @@
 
 namespace quern {
 
+void check_output(const std::filesystem::path& path) {
+  if (path.empty()) throw Error("OUT: expected a path, found an empty one");
+  std::error_code failed;
+  const auto status = std::filesystem::symlink_status(path, failed);
+  if (std::filesystem::exists(status)) throw Error(fmt::format("{}: exists already", path.string()));
+}
+
 OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)), partial_(path_) {
   partial_ += ".partial";
   fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

@@ -10,6 +10,9 @@
 
 namespace quern {
 
+// Throws Error where `path` is empty or exists: nothing is overwritten.
+void check_output(const std::filesystem::path& path);
+
 class OutputFile {
  public:
   // Throws Error naming the path; so do write and finish.

@@ -37,7 +37,7 @@ bool is_kept(const SourceTensor& s) {
   return false;
 }
 
-DType type_of(const SourceTensor& s, const Recipe& recipe, std::string_view out_name) {
+DType type_of(const SourceTensor& s, const Recipe& recipe, Overrides& overrides, std::string_view out_name) {
   DType type = recipe.type;
   if (is_vector(s)) {
     type = DType::F32;
@@ -53,10 +53,7 @@ DType type_of(const SourceTensor& s, const Recipe& recipe, std::string_view out_
     else if (!expert)
       type = DType::Q8_0;
   }
-  for (const auto& [pattern, wanted] : recipe.overrides) {
-    if (matches(pattern, out_name)) type = wanted;
-  }
-  return fitting_type(type, s.cols());
+  return fitting_type(overrides.apply(type, s, out_name), s.cols());
 }
 
 // Divides the tensor's rows (of each expert) by what makes their largest value 6 · 448, the largest that an NVFP4 block
@@ -178,6 +175,7 @@ std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources,
                                        const Recipe& recipe) {
   const GgufLayout layout{config.n_layers, config.ple.layer};
   std::vector<ExportTensor> out;
+  Overrides overrides(recipe.overrides);
   const auto find = [&](std::string_view name) {
     const auto at =
         std::find_if(sources.begin(), sources.end(), [&](const SourceTensor& s) { return s.name == name; });
@@ -189,8 +187,8 @@ std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources,
     const auto add = [&](const std::string& logical, std::vector<int64_t> shape, int64_t first) {
       const std::string name = gguf_of_logical(logical, layout);
       QUERN_CHECK(!name.empty(), "convert: GGUF has no name for " + logical);
-      ExportTensor t =
-          piece(s, name, std::move(shape), type_of(s, recipe, name), gguf_form(logical), maps, first);
+      ExportTensor t = piece(s, name, std::move(shape), type_of(s, recipe, overrides, name),
+                             gguf_form(logical), maps, first);
       // NVFP4 from numbers: with a factor beside it, without which small weights fall below the blocks' own scales.
       std::optional<ExportTensor> factor;
       if (t.dtype == DType::NVFP4 && t.rows) factor = take_out_factor(t);
@@ -207,7 +205,7 @@ std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources,
       ExportTensor t;
       t.name = gguf_of_logical("mtp.eh_proj.weight", layout);
       t.shape = {config.d_model, 2 * int64_t{config.d_model}};
-      t.dtype = fitting_type(type_of(s, recipe, t.name), t.cols());
+      t.dtype = fitting_type(type_of(s, recipe, overrides, t.name), t.cols());
       t.rows = [&s, hidden, k = s.cols()](int64_t begin, int64_t end, float* to) {
         for (int64_t r = begin; r < end; ++r, to += 2 * k) {
           s.decode(r, to);
@@ -225,6 +223,7 @@ std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources,
       add(expert ? s.name + ".weight" : s.name, std::move(shape), 0);
     }
   }
+  overrides.check_all_taken();
   return out;
 }
 

@@ -28,7 +28,8 @@ namespace quern {
 
 struct Recipe {
   DType type = DType::BF16;
-  // (pattern, type): a pattern with * matches the whole name as the output spells it; the last match counts. The
+  // (pattern, type): a pattern with * matches the whole name as the output spells it; the last match counts. Vectors
+  // (norms, decays, biases, convolutions) take F32, F16 and BF16 only. One that no tensor takes is an Error. The
   // experts of a layer in a Hugging Face folder go by …mlp.experts.gate_up_proj and …mlp.experts.down_proj.
   std::vector<std::pair<std::string, DType>> overrides;
 };

@@ -101,7 +101,8 @@ void add_nvfp4(std::vector<ExportTensor>& out, const std::vector<Matrix>& group)
 }
 
 // How the folder stores a tensor: a plain type, F8E4M3, or F4E2M1 for NVFP4.
-DType stored_type(const SourceTensor& s, const std::string& name, const Recipe& recipe) {
+DType stored_type(const SourceTensor& s, const std::string& name, const Recipe& recipe,
+                  Overrides& overrides) {
   DType type = recipe.type;
   if (!is_plain(type)) {
     const bool fp8 = type == DType::F8E4M3;
@@ -110,11 +111,11 @@ DType stored_type(const SourceTensor& s, const std::string& name, const Recipe& 
     if (s.group == TensorGroup::MtpExpert && fp8) type = DType::F8E4M3;
     if (s.group == TensorGroup::Table) type = DType::F8E4M3;
   }
-  for (const auto& [pattern, wanted] : recipe.overrides) {
-    if (!matches(pattern, name)) continue;
-    if (s.group == TensorGroup::Table && wanted == DType::NVFP4)
+  type = overrides.apply(type, s, name);
+  if (type == DType::NVFP4) {
+    if (s.group == TensorGroup::Table)
       throw Error(fmt::format("{}: an n-gram table in NVFP4 is not supported", name));
-    type = wanted == DType::NVFP4 ? DType::F4E2M1 : wanted;
+    type = DType::F4E2M1;
   }
   if (!is_plain(type) && is_vector(s)) return DType::BF16;
   if (type == DType::F4E2M1 && s.cols() % 16 != 0) return DType::BF16;
@@ -147,12 +148,17 @@ class Folder {
  public:
   Folder(const Config& config, const NgramHash& hash, const Recipe& recipe, int64_t table_parts,
          ThreadPool& pool)
-      : config_(config), hash_(hash), recipe_(recipe), table_parts_(table_parts), pool_(pool) {}
+      : overrides(recipe.overrides),
+        config_(config),
+        hash_(hash),
+        recipe_(recipe),
+        table_parts_(table_parts),
+        pool_(pool) {}
 
   // Gate and up of all experts: in one tensor, or an expert at a time with one weight_scale_2 for both.
   void add_gate_up(const SourceTensor& gate, const SourceTensor& up) {
     const std::string stem = hugging_face_name(gate.name.substr(0, gate.name.size() - 9));
-    const DType type = stored_type(gate, stem + "gate_up_proj", recipe_);
+    const DType type = stored_type(gate, stem + "gate_up_proj", recipe_, overrides);
     if (!is_plain(type)) return add_experts(stem, {{"gate_proj", &gate}, {"up_proj", &up}}, type);
     ExportTensor t;
     t.name = stem + "gate_up_proj";
@@ -168,14 +174,14 @@ class Folder {
   }
   void add_down(const SourceTensor& s) {
     const std::string name = hugging_face_name(s.name);
-    const DType type = stored_type(s, name, recipe_);
+    const DType type = stored_type(s, name, recipe_, overrides);
     if (!is_plain(type)) return add_experts(name.substr(0, name.size() - 9), {{"down_proj", &s}}, type);
     out.push_back(piece(s, name, s.shape, type, WeightForm::Plain, {}, 0));
   }
 
   void add_table(const SourceTensor& s) {
     const std::string name = hugging_face_name(s.name);
-    const DType type = stored_type(s, name, recipe_);
+    const DType type = stored_type(s, name, recipe_, overrides);
     ExportTensor t = piece(s, name, s.shape, DType::F32, WeightForm::Plain, {}, 0);
     t.dtype = type;
     const float scale = type == DType::F8E4M3 ? table_scale(s, pool_) : 1;
@@ -199,7 +205,7 @@ class Folder {
   void add(const SourceTensor& s) {
     const std::string name = hugging_face_name(s.name);
     const HeadMaps maps = config_.delta.tiled_value_heads ? head_maps(config_.delta, s.name) : HeadMaps{};
-    const DType type = stored_type(s, name, recipe_);
+    const DType type = stored_type(s, name, recipe_, overrides);
     if (is_plain(type)) {
       out.push_back(piece(s, name, s.shape, type, WeightForm::Plain, maps, 0));
       return;
@@ -210,6 +216,7 @@ class Folder {
   }
 
   std::vector<ExportTensor> out;
+  Overrides overrides;
 
  private:
   static std::function<void(int64_t, float*)> row_of(const ExportTensor& floats) {
@@ -285,6 +292,7 @@ std::vector<ExportTensor> hugging_face_tensors(const std::vector<SourceTensor>& 
       folder.add(s);
     }
   }
+  folder.overrides.check_all_taken();
   return std::move(folder.out);
 }
 

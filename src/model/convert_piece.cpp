@@ -1,8 +1,13 @@
 #include "model/convert_piece.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+
+#include "base/check.h"
+#include "model/convert.h"
 
 namespace quern {
 namespace {
@@ -87,6 +92,24 @@ ExportTensor piece(const SourceTensor& s, std::string name, std::vector<int64_t>
     }
   };
   return t;
+}
+
+DType Overrides::apply(DType type, const SourceTensor& source, std::string_view name) {
+  for (size_t i = 0; i < list_.size(); ++i) {
+    const auto& [pattern, wanted] = list_[i];
+    if (!matches(pattern, name) || (is_vector(source) && !is_plain(wanted))) continue;
+    type = wanted;
+    taken_[i] = true;
+  }
+  return type;
+}
+
+void Overrides::check_all_taken() const {
+  for (size_t i = 0; i < list_.size(); ++i) {
+    if (!taken_[i])
+      throw Error(fmt::format("--tensor {}={}: no tensor of this name takes this type", list_[i].first,
+                              quern::name(list_[i].second)));
+  }
 }
 
 float largest_magnitude(const float* x, int64_t n) {

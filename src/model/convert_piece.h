@@ -32,6 +32,22 @@ HeadMaps head_maps(const DeltaNetConfig& source, std::string_view name);
 ExportTensor piece(const SourceTensor& source, std::string name, std::vector<int64_t> shape, DType dtype,
                    WeightForm form, const HeadMaps& maps, int64_t first);
 
+// A recipe's overrides in one export, and which of them a tensor took.
+class Overrides {
+ public:
+  // `list`, pairs of pattern and type, outlives this.
+  explicit Overrides(const std::vector<std::pair<std::string, DType>>& list)
+      : list_(list), taken_(list.size()) {}
+  // The type of the last pattern that matches `name`, else `type`. Vectors take plain types only.
+  DType apply(DType type, const SourceTensor& source, std::string_view name);
+  // Throws Error naming the first that no tensor took.
+  void check_all_taken() const;
+
+ private:
+  const std::vector<std::pair<std::string, DType>>& list_;
+  std::vector<bool> taken_;
+};
+
 inline constexpr float kLargestE4m3 = 448, kLargestE2m1 = 6;
 float largest_magnitude(const float* x, int64_t n);
 

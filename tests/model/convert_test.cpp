@@ -255,6 +255,40 @@ TEST(Convert, rows_that_do_not_fit_take_the_next_type) {
   EXPECT_EQ(fitting_type(DType::Q8_0, 16), DType::BF16);
 }
 
+// An override that nothing takes is a slip of the pen, not an option that does nothing; and a pattern as wide as a layer
+// leaves the layer's norms as they are, which no product reads in blocks.
+TEST(Convert, overrides_are_taken_or_refused) {
+  const auto c = Checkpoint::open(kTiny);
+  c->skip("visual.");
+  const Config config = read_config(*c);
+  const std::vector<SourceTensor> sources = source_tensors(*c, config);
+  std::map<std::string, DType> types;
+  for (const ExportTensor& t :
+       gguf_tensors(sources, config, {.type = DType::BF16, .overrides = {{"blk.3.*", DType::Q8_0}}}))
+    types[t.name] = t.dtype;
+  EXPECT_EQ(types.at("blk.3.attn_q.weight"), DType::Q8_0);
+  EXPECT_EQ(types.at("blk.3.attn_q_norm.weight"), DType::F32);
+  EXPECT_EQ(types.at("blk.3.hc_attn_norm.weight"), DType::F32);
+  EXPECT_EQ(types.at("blk.2.attn_gate.weight"), DType::BF16);
+
+  const NgramHash hash = read_ngram_table(*c, config).hash;
+  ThreadPool pool(1);
+  for (const auto& [pattern, type, text] :
+       {std::tuple{"blk.*.nosuch.weight", DType::Q8_0, "--tensor blk.*.nosuch.weight=Q8_0: no tensor"},
+        {"*_norm.weight", DType::Q8_0, "--tensor *_norm.weight=Q8_0: no tensor"}}) {
+    try {
+      gguf_tensors(sources, config, {.type = DType::BF16, .overrides = {{"*", DType::F32}, {pattern, type}}});
+      FAIL() << pattern;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr(text));
+    }
+  }
+  EXPECT_THROW(
+      hugging_face_tensors(sources, config, hash,
+                           {.type = DType::BF16, .overrides = {{"*hc_norm.weight", DType::F8E4M3}}}, 1, pool),
+      Error);
+}
+
 TEST(Convert, patterns) {
   EXPECT_TRUE(matches("*", ""));
   EXPECT_TRUE(matches("blk.*.ffn_down_exps.weight", "blk.17.ffn_down_exps.weight"));
