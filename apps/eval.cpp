@@ -201,6 +201,8 @@ class Writer {
 int eval_reference(const ModelFlags& flags, const std::string& path, double tolerance, bool only_logits,
                    int64_t context, bool verbose, const std::string& write) {
   const auto file = Checkpoint::open(path);
+  if (file->kind() != Checkpoint::Kind::Safetensors)
+    throw Error(fmt::format("{}: expected a safetensors file of the reference's outputs, found GGUF", path));
   const bool masked = greedy_is_masked(path);
 
   std::vector<std::string> cases;
@@ -417,7 +419,9 @@ int eval_main(int argc, char** argv) {
                    "English that is built in")
       ->excludes(from);
   what->require_option(1, 2);
-  app.add_option("--tolerance", tolerance, "largest relative error of --reference")->capture_default_str();
+  app.add_option("--tolerance", tolerance, "largest relative error of --reference")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--logits", only_logits,
                "judge the logits alone: where 16-bit rounding moves a choice, module outputs part")
       ->needs(from);

@@ -34,3 +34,5 @@ if said=$("$quern" convert "$model" "" --type bf16 2>&1); then exit 1; fi
 echo "$said" | grep -q 'expected a path' || { echo "$said"; exit 1; }
 if said=$("$quern" run "$model" -n 1 --seed -1 -p Hi 2>&1); then echo "--seed -1: taken"; exit 1; fi
 echo "$said" | grep -q 'expected a number from 0 on' || { echo "$said"; exit 1; }
+if said=$("$quern" eval "$model" --reference "$work/a.gguf" 2>&1); then echo "a GGUF as a reference: taken"; exit 1; fi
+echo "$said" | grep -q 'expected a safetensors file' || { echo "$said"; exit 1; }
