@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "base/utf8.h"
 #include "commands.h"
@@ -34,7 +35,7 @@ constexpr Command kCommands[] = {
 };
 
 void print_usage(std::FILE* to) {
-  std::fprintf(to, "usage: quern COMMAND MODEL [options]; quern COMMAND --help says more\n");
+  std::fprintf(to, "usage: quern COMMAND MODEL [options]; quern help COMMAND says more\n");
   for (const Command& c : kCommands) std::fprintf(to, "  %-9s %s\n", c.name, c.what);
 }
 
@@ -44,6 +45,15 @@ int run(int argc, char** argv) {
     return 2;
   }
   const std::string name = argv[1];
+  if (name == "--version") {
+    std::printf("quern %s\n", QUERN_VERSION);
+    return 0;
+  }
+  if (name == "help" && argc > 2) {
+    char help[] = "--help";
+    char* asked[] = {argv[0], argv[2], help, nullptr};
+    return run(3, asked);
+  }
   if (name == "--help" || name == "-h" || name == "help") {
     print_usage(stdout);
     return 0;
@@ -75,7 +85,50 @@ static void refuse_no_numbers(const CLI::App& app) {
   }
 }
 
+// "4096.000000" → "4096".
+static std::string short_number(std::string text) {
+  if (text.find('.') == std::string::npos) return text;
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.ends_with('.')) text.pop_back();
+  return text;
+}
+
+// CLI11 prints the bounds of its ranges as they are stored: those of a positive number are 600 digits.
+static void name_ranges(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    CLI::Validator* range = nullptr;
+    try {
+      range = option->get_validator(0);
+    } catch (const CLI::OptionNotFound&) {
+      continue;
+    }
+    const std::string type = option->get_type_name(), bounds = range->get_description();
+    const bool whole = type.starts_with("INT") || type.starts_with("UINT");
+    range->operation([before = *range, whole, bounds](std::string& text) {
+      std::string said = before(text);
+      if (whole && said.empty()) {
+        char* end = nullptr;
+        std::strtoll(text.c_str(), &end, 0);
+        if (*end == '\0') return said;
+      } else if (!said.starts_with("Value ")) {
+        return said;
+      }
+      const std::string number = whole ? "expected a whole number" : "expected a number";
+      const std::string found = ", found " + text;
+      if (bounds == "POSITIVE") return number + (whole ? " from 1 on" : " above 0") + found;
+      if (bounds == "NONNEGATIVE") return number + " from 0 on" + found;
+      constexpr std::string_view kRange = " not in range ", kTo = " to ";
+      const size_t at = said.rfind(kRange), to = said.rfind(kTo);
+      if (at == std::string::npos || to == std::string::npos || to < at) return number + found;
+      const size_t low = at + kRange.size();
+      return number + " from " + short_number(said.substr(low, to - low)) + " to " +
+             short_number(said.substr(to + kTo.size())) + found;
+    });
+  }
+}
+
 std::optional<int> parse_options(CLI::App& app, int argc, char** argv) {
+  name_ranges(app);
   app.name(std::string("quern ") + argv[0]);
   try {
     app.parse(argc, argv);
@@ -92,12 +145,21 @@ std::optional<int> parse_options(CLI::App& app, int argc, char** argv) {
 }  // namespace quern
 
 int main(int argc, char** argv) {
+  int code = 1;
   try {
-    return quern::run(argc, argv);
+    code = quern::run(argc, argv);
   } catch (const std::bad_alloc&) {
     std::fprintf(stderr, "quern: out of memory\n");
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "quern: %s\n", quern::one_line(e.what()).c_str());
+    // Of output that is lost, fmt throws a std::system_error; that is told below.
+    if (dynamic_cast<const std::system_error*>(&e) == nullptr || std::ferror(stdout) == 0)
+      std::fprintf(stderr, "quern: %s\n", quern::one_line(e.what()).c_str());
   }
-  return 1;
+  // A reader takes exit code 0 to mean that the whole output is there.
+  const bool flushed = std::fflush(stdout) == 0;
+  if (!flushed || std::ferror(stdout) != 0) {
+    std::fprintf(stderr, "quern: standard output: write failed\n");
+    if (code == 0) code = 1;
+  }
+  return code;
 }

@@ -65,6 +65,7 @@ int run_main(int argc, char** argv) {
     prompt = std::string(std::istreambuf_iterator<char>(std::cin), {});
     while (!raw && !prompt.empty() && (prompt.back() == '\n' || prompt.back() == '\r')) prompt.pop_back();
   }
+  if (prompt.empty()) throw Error("the prompt is empty");
 
   LocalEngine engine(model, flags);
   std::vector<int32_t> prompt_ids;
@@ -79,7 +80,6 @@ int run_main(int argc, char** argv) {
     prompt_ids = engine.encode(rendered);
     thinking = rendered.thinking;
   }
-  if (prompt_ids.empty()) throw Error("the prompt is empty");
 
   const std::atomic<bool> never = false;
   ReplyPrinter printer(engine.tokenizer(), thinking && !json);
