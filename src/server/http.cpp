@@ -648,9 +648,9 @@ void HttpServer::start() {
 
 bool HttpServer::drain(double seconds) {
   State& s = *state_;
-  s.draining = true;
   if (!s.threads.empty()) {
-    // The port is closed before the first connection is: who sees one end and comes back is refused at once.
+    // The port is closed before the first connection is, and that may end by itself as soon as it sees `draining`: who
+    // sees one end and comes back is refused at once.
     std::promise<void> closed;
     asio::post(s.context, [self = state_, &closed] {
       error_code ec;
@@ -659,6 +659,7 @@ bool HttpServer::drain(double seconds) {
     });
     closed.get_future().wait();
   }
+  s.draining = true;
   for (const auto& connection : s.open()) connection->drain();
   return s.wait_closed(seconds);
 }
