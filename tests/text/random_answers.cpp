@@ -5,6 +5,7 @@
 //
 // What is left to chance may never end. So with every token the odds grow that one is taken which brings the end
 // nearer: the end itself, else a closing bracket, a quote or a digit, else null; opening a bracket comes last.
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <exception>
@@ -47,7 +48,8 @@ class RandomEngine {
       if (step > 4000) throw Error("no end after 4000 tokens: " + v_.tokenizer.decode(ids));
       matcher.fill_mask(mask_);
       int32_t id = -1;
-      if (static_cast<int>(rng() % 64) < step - patience)
+      // Never at all times: behind digits without end, as a pattern may have them, another token must get its chance.
+      if (static_cast<int>(rng() % 64) < std::min(step - patience, 56))
         for (const auto& rank : ranks_)
           if ((id = pick(rank, rng)) >= 0) break;
       if (id < 0) id = pick(ranks_.back(), rng);
