@@ -15,10 +15,6 @@ import { createRequire } from "node:module";
 import { dirname, resolve } from "node:path";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
-const here = dirname(fileURLToPath(import.meta.url));
-const packages = createRequire(resolve(here, "../tests/npm/llama/package.json"));
-const { getLlama } = await import(pathToFileURL(packages.resolve("node-llama-cpp")));
-
 const args = process.argv.slice(2);
 const option = (name, value) => {
   const at = args.indexOf(name);
@@ -31,6 +27,16 @@ if (!files.length) {
   console.error("usage: llama_speed.mjs QUERN [--rounds N] [--threads N] [--prompt N] [--tokens N] FILE.gguf…");
   process.exit(2);
 }
+const here = dirname(fileURLToPath(import.meta.url));
+const packages = createRequire(resolve(here, "../tests/npm/llama/package.json"));
+let llama_cpp;
+try {
+  llama_cpp = await import(pathToFileURL(packages.resolve("node-llama-cpp")));
+} catch (e) {
+  console.error(`llama_speed: node-llama-cpp: expected in tests/npm/llama (scripts/test installs it): ${e.message.split("\n")[0]}`);
+  process.exit(1);
+}
+const { getLlama } = llama_cpp;
 const median = (v) => v.sort((a, b) => a - b)[v.length >> 1];
 
 function ours(file) {

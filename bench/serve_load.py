@@ -16,6 +16,8 @@ import threading
 import time
 import urllib.request
 
+if len(sys.argv) < 3:
+    sys.exit(__doc__.splitlines()[0])
 quern, model = sys.argv[1:3]
 seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 120
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
