@@ -86,7 +86,7 @@ void print_tensors(const Checkpoint& checkpoint, bool each) {
   }
   fmt::print("tensors ({}; --tensors lists each)\n", checkpoint.tensors().size());
   for (const auto& [key, kind] : kinds)
-    fmt::print("  {:>6} × {:>11}  {}\n", kind.count, bytes_text(kind.bytes), key);
+    fmt::print("  {:>6} × {:>11}  {}\n", kind.count, bytes_text(kind.bytes / kind.count), key);
 }
 
 void print_formats(const Checkpoint& checkpoint) {
@@ -156,8 +156,7 @@ bool print_plan(const MemoryPlan& p, const Config& c, const Machine& machine, in
     fmt::print("does not fit: {}\n", f.refusal);
     return false;
   }
-  fmt::print("fits; the longest context for so many sequences is {} tokens\n",
-             std::min<int64_t>(f.largest_context, c.max_positions));
+  fmt::print("fits; the longest context for so many sequences is {} tokens\n", f.largest_context);
   if (const int64_t left = machine.ram - f.ram_held; f.ram_mapped > left)
     fmt::print("but {} of the mapped weights do not stay in RAM: up to {} a token come from the disk\n",
                bytes_text(f.ram_mapped - left),

@@ -63,6 +63,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& c, int kv_byt
         break;
     }
   }
+  p.max_positions = c.max_positions;
   const int64_t sparse = c.n_sparse_layers(), delta = c.n_delta_layers();
   p.kv_per_token = sparse * 2 * c.n_kv_heads * c.d_head * kv_bytes;
   p.index_per_token = sparse * c.indexer.d_head * int64_t{4} / c.indexer.block_ratio;
@@ -97,7 +98,7 @@ Fit fit(const MemoryPlan& p, const Machine& machine, int64_t context, int64_t se
   const int64_t fixed = cuda ? weights + kCudaStepBytes : 0,
                 room = (cuda ? machine.vram : machine.ram) - fixed;
   const int64_t pages = room / sequences - p.state();
-  if (pages >= p.page()) f.largest_context = pages / p.page() * 64;
+  if (pages >= p.page()) f.largest_context = std::min(pages / p.page() * 64, p.max_positions);
   if (cuda && p.table > machine.ram) {
     f.refusal = fmt::format(
         "the n-gram table wants {} of RAM, {} are there: {} short; --device cpu reads it from the files",
@@ -110,11 +111,12 @@ Fit fit(const MemoryPlan& p, const Machine& machine, int64_t context, int64_t se
         "--device cpu fits",
         gib(fixed), gib(machine.vram), gib(-room));
   } else if (caches > room) {
-    f.refusal = fmt::format(
-        "{} sequence{} of {} tokens want {} of {}, {} are left for them: {} short; {}", sequences,
-        sequences == 1 ? "" : "s", context, gib(caches), cuda ? "GPU memory" : "RAM", gib(room),
-        gib(caches - room),
-        f.largest_context > 0 ? fmt::format("--ctx {} fits", f.largest_context) : "fewer sequences fit");
+    const char* fewer =
+        room - p.state() >= p.page() ? "fewer sequences fit" : "not even one sequence of 64 tokens fits";
+    f.refusal = fmt::format("{} sequence{} of {} tokens want {} of {}, {} are left for them: {} short; {}",
+                            sequences, sequences == 1 ? "" : "s", context, gib(caches),
+                            cuda ? "GPU memory" : "RAM", gib(room), gib(caches - room),
+                            f.largest_context > 0 ? fmt::format("--ctx {} fits", f.largest_context) : fewer);
   }
   return f;
 }

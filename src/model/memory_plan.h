@@ -18,6 +18,8 @@ struct MemoryPlan {
   int64_t embedding = 0, head = 0, dense = 0, experts = 0, table = 0, mtp = 0, mtp_experts = 0, vision = 0;
   int64_t weights() const { return embedding + head + dense + experts + table + mtp + mtp_experts + vision; }
 
+  int64_t max_positions = 0;  // the model's limit of a context
+
   // Per sequence.
   int64_t kv_per_token = 0;     // K and V of all sparse layers
   int64_t index_per_token = 0;  // pooled index keys, float32, a share of one per block
@@ -45,7 +47,7 @@ struct Fit {
   int64_t vram_held = 0;   // weights but the n-gram table, pages, state, and the step's own memory
   // One line that says what is short and by how much, and what would fit; empty where all that must be held fits.
   std::string refusal;
-  int64_t largest_context = 0;  // that would fit so many sequences; 0: none would
+  int64_t largest_context = 0;  // within the model's limit, that would fit so many sequences; 0: none would
 };
 // What CUDA's context, a step's activations and its scratch take at most.
 inline constexpr int64_t kCudaStepBytes = int64_t{3} << 29;
