@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <iostream>
@@ -12,12 +13,14 @@
 
 #include "base/check.h"
 #include "commands.h"
+#include "effort_flag.h"
 #include "local_engine.h"
 
 namespace quern {
 namespace {
 
 std::atomic<bool> interrupted = false;
+constexpr const char* kCommandList = "/new starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer";
 void on_interrupt(int) { interrupted = true; }
 
 // While an answer runs, Ctrl-C only sets a flag; at the prompt it ends the program as usual.
@@ -60,6 +63,14 @@ Json message(std::string_view role, std::string_view content) {
   return m;
 }
 
+// "/help" and "/New"; not "/etc/hosts" nor "/ is the root": those are said to the model.
+bool looks_like_command(std::string_view line) {
+  if (!line.starts_with('/')) return false;
+  const std::string_view word = line.substr(1, line.find_first_of(" \t\r") - 1);
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  return !word.empty() && std::all_of(word.begin(), word.end(), is_letter);
+}
+
 // A reply as the message the template takes back: reasoning apart from the answer.
 Json assistant_message(std::string text, bool thinking) {
   constexpr std::string_view kEnd = "</think>";
@@ -83,12 +94,13 @@ int chat_main(int argc, char** argv) {
   model.add_to(app);
   ReplyFlags flags;
   flags.add_to(app);
+  check_effort(app, flags);
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
   LocalEngine engine(model, flags);
   const bool terminal = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1;
   if (terminal) {
-    fmt::print("/new starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer.\n");
+    fmt::print("{}.\n", kCommandList);
     ::using_history();
   }
   Json messages = Json(Json::Array());
@@ -97,6 +109,10 @@ int chat_main(int argc, char** argv) {
     if (*line == "/exit" || *line == "/quit") break;
     if (*line == "/new") {
       messages = Json(Json::Array());
+      continue;
+    }
+    if (looks_like_command(*line)) {
+      std::fprintf(stderr, "quern chat: no such command; %s\n", kCommandList);
       continue;
     }
     messages.push_back(message("user", *line));

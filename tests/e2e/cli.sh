@@ -12,7 +12,7 @@ check() {
   said=$("$quern" "$@" 2>&1 < /dev/null)
   found=$?
   if [ $found != "$code" ] || ! printf '%s\n' "$said" | grep -qF -e "$text"; then
-    echo "quern $*: expected exit code $code and '$text', found $found and '$said'"
+    echo "quern $*: expected exit code $code and '$text', found $found and '$(printf %s "$said" | tail -3)'"
     failed=1
   fi
 }
@@ -59,4 +59,31 @@ check 0 'quern 0.' --version
 check 0 '--max-tokens' help run
 check 2 "'nope' is no command" help nope
 [ "$("$quern" help run)" = "$("$quern" run --help)" ] || { echo 'help run: not run --help'; failed=1; }
+
+# What one sequence lacks is not mended by fewer, nor is more than the model's limit advised.
+check 1 'short; not even one sequence of 64 tokens fits' inspect "$model" --plan --ram 1MiB
+check 1 'short; fewer sequences fit' inspect "$model" --plan --ram 20MiB --sequences 1000
+check 1 'short; --ctx 32768 fits' inspect "$model" --plan --ctx 2000000000 --ram 16GiB
+# A row says how many tensors of what size each.
+check 0 '8 ×    64.0 KiB  BF16     [32, 1024]' inspect "$model"
+
+check 2 '--effort: expected none, minimal, low, medium, high, xhigh or max, found huge' \
+  run "$model" -p Hi --effort huge
+check 2 '--effort: expected none' chat "$model" --effort ''
+# A template that says which effort it was given.
+mkdir "$work/effort"
+cp "$model"/* "$work/effort"
+echo '{{ reasoning_effort | default("absent") }} {{ enable_thinking | default("absent") }}' \
+  > "$work/effort/chat_template.jinja"
+ids() { "$quern" run "$work/effort" --greedy --json -n 1 -p Hi "$@" | grep -o '"prompt_ids":[^]]*]'; }
+[ "$(ids --effort high)" = "$(ids --effort xhigh)" ] || { echo 'effort high: not xhigh'; failed=1; }
+[ "$(ids --effort minimal)" = "$(ids --effort low)" ] || { echo 'effort minimal: not low'; failed=1; }
+[ "$(ids --effort none)" = "$(ids --no-think)" ] || { echo 'effort none: not --no-think'; failed=1; }
+[ "$(ids --effort low)" != "$(ids --effort xhigh)" ] || { echo 'effort low: as xhigh'; failed=1; }
+
+said=$(printf '/help\n/nwe x\n' | "$quern" chat "$model" -n 4 2>&1)
+[ "$(echo "$said" | grep -c 'no such command; /new starts over')" = 2 ] && [ "$(echo "$said" | wc -l)" = 2 ] ||
+  { echo "unknown commands of chat: $said"; failed=1; }
+said=$(printf '/etc/hosts?\n' | "$quern" chat "$model" -n 4 --greedy 2>&1)
+echo "$said" | grep -q 'no such command' && { echo "a path said to chat: $said"; failed=1; }
 exit $failed
