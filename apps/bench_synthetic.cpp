@@ -226,8 +226,10 @@ int bench_synthetic(int argc, char** argv) {
   app.add_option("--steps", o.steps, "decode steps timed, at most 48")
       ->check(CLI::Range(1, 48))
       ->capture_default_str();
-  app.add_option("--kv", o.kv, "type of the KV cache: f32, bf16 or f16")->capture_default_str();
-  app.add_option("--device", o.device, "cpu or cuda[:i]")->capture_default_str();
+  app.add_option("--kv", o.kv, "type of the KV cache: f32, bf16 or f16")
+      ->capture_default_str()
+      ->check(kv_fault);
+  app.add_option("--device", o.device, "cpu or cuda[:i]")->capture_default_str()->check(device_fault);
   app.add_flag("--json", o.json, "one JSON object");
   if (const auto code = parse_options(app, argc, argv)) return *code;
 

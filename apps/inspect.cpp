@@ -181,14 +181,14 @@ int inspect_main(int argc, char** argv) {
   app.add_option("--sequences", sequences, "of the plan, side by side")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  app.add_option("--device", device, "of the plan: cpu or cuda[:i]")->capture_default_str();
+  app.add_option("--device", device, "of the plan: cpu or cuda[:i]")
+      ->capture_default_str()
+      ->check(device_fault);
   app.add_option("--ram", ram, "memory of the plan's machine, as in 64GiB (default: this machine's)")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--vram", vram, "memory of its GPU (default: what this machine's has)")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--kv", kv, "type of keys and values of the plan")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}))
-      ->capture_default_str();
+  app.add_option("--kv", kv, "type of keys and values of the plan")->check(kv_fault)->capture_default_str();
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
   const auto checkpoint = Checkpoint::open(model);

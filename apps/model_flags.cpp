@@ -11,31 +11,53 @@
 namespace quern {
 
 void ModelFlags::add_to(CLI::App& app) {
-  app.add_option("MODEL", model, "a Hugging Face folder, a GGUF file, or a folder of GGUFs")->required();
-  app.add_option("--kv", kv, "type of the KV cache: f32, bf16 or f16")->capture_default_str();
-  app.add_option("--device", device, "cpu or cuda[:i]")->capture_default_str();
+  app.add_option("MODEL", model,
+                 "a Hugging Face folder, a .safetensors file in one, a GGUF file, or a folder of GGUFs")
+      ->required();
+  app.add_option("--kv", kv, "type of the KV cache: f32, bf16 or f16")
+      ->capture_default_str()
+      ->check(kv_fault);
+  app.add_option("--device", device, "cpu or cuda[:i]")->capture_default_str()->check(device_fault);
   app.add_option("--threads", threads, "threads on the CPU; 0: one per processor")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
+}
+
+namespace {
+
+// The index of "cuda" and "cuda:1"; -1 for what is neither.
+int cuda_index(const std::string& name) {
+  if (name == "cuda") return 0;
+  if (!name.starts_with("cuda:")) return -1;
+  int index = -1;
+  const char* end = name.data() + name.size();
+  const auto r = std::from_chars(name.data() + 5, end, index);
+  return r.ec == std::errc() && r.ptr == end ? index : -1;
+}
+
+}  // namespace
+
+std::string kv_fault(const std::string& name) {
+  if (name == "f32" || name == "bf16" || name == "f16") return "";
+  return fmt::format("expected f32, bf16 or f16, found '{}'", name);
+}
+
+std::string device_fault(const std::string& name) {
+  if (name == "cpu" || cuda_index(name) >= 0) return "";
+  return fmt::format("expected cpu or cuda[:i], found '{}'", name);
 }
 
 DType parse_kv(const std::string& name) {
   if (name == "f32") return DType::F32;
   if (name == "bf16") return DType::BF16;
   if (name == "f16") return DType::F16;
-  throw Error(fmt::format("--kv: expected f32, bf16 or f16, found '{}'", name));
+  throw Error("--kv: " + kv_fault(name));
 }
 
 Device parse_device(const std::string& name) {
   if (name == "cpu") return {};
-  Device device{DeviceType::Cuda, 0};
-  bool valid = name == "cuda";
-  if (name.starts_with("cuda:")) {
-    const char* end = name.data() + name.size();
-    const auto r = std::from_chars(name.data() + 5, end, device.index);
-    valid = r.ec == std::errc() && r.ptr == end && device.index >= 0;
-  }
-  if (!valid) throw Error(fmt::format("--device: expected cpu or cuda[:i], found '{}'", name));
+  const Device device{DeviceType::Cuda, cuda_index(name)};
+  if (device.index < 0) throw Error("--device: " + device_fault(name));
   if (!kHasCuda) throw Error(fmt::format("--device {}: this build has no CUDA kernels", name));
   return device;
 }

@@ -27,6 +27,9 @@ struct ModelFlags {
   void add_to(CLI::App& app);
 };
 
+// For CLI11: what is wrong with the spelling of --kv or --device; empty where nothing is.
+std::string kv_fault(const std::string& name);
+std::string device_fault(const std::string& name);
 // "f32", "bf16", "f16"; an Error lists them.
 DType parse_kv(const std::string& name);
 // "cpu", "cuda", "cuda:1".

@@ -17,7 +17,9 @@ namespace quern {
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw Error(fmt::format("{}: {}", path.string(), std::strerror(errno)));
+  if (fd < 0)
+    throw Error(fmt::format("{}: {}", path.string(),
+                            errno == ENOENT ? "no such file or folder" : std::strerror(errno)));
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd);

@@ -119,6 +119,11 @@ std::optional<fs::path> find_gguf(const fs::path& model) {
   return first_gguf(model);
 }
 
+fs::path folder_of_model(const fs::path& model) {
+  if (model.extension() != ".safetensors" || fs::is_directory(model)) return model;
+  return model.has_parent_path() ? model.parent_path() : fs::path(".");
+}
+
 std::string logical_name(std::string_view name) {
   for (const std::string_view prefix : {"model.language_model.", "model."}) {
     if (name.starts_with(prefix)) return std::string(name.substr(prefix.size()));
@@ -154,7 +159,7 @@ std::unique_ptr<Checkpoint> Checkpoint::open(const fs::path& path) {
     else
       c->open_safetensors_folder();
   } else if (path.extension() == ".safetensors") {
-    c->folder_ = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    c->folder_ = folder_of_model(path);
     c->add_file(path);
   } else if (path.extension() == ".gguf") {
     c->folder_ = path.has_parent_path() ? path.parent_path() : fs::path(".");

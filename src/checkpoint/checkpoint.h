@@ -124,6 +124,9 @@ class Checkpoint {
 
 // The GGUF file (first of its shards) of a model that is one, or a folder of them; none for any other path.
 std::optional<std::filesystem::path> find_gguf(const std::filesystem::path& model);
+// Where the tokenizer, template and configs of a Hugging Face model lie: of a .safetensors file the folder it is
+// in; any other path is its own.
+std::filesystem::path folder_of_model(const std::filesystem::path& model);
 // The logical name of a Hugging Face tensor: the prefix `model.language_model.` or `model.` goes.
 std::string logical_name(std::string_view hugging_face_name);
 // The inverse, with the nested prefix the released files have.

@@ -101,7 +101,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
     const auto file = MappedFile::open(*gguf);
     return generation_of_gguf(parse_gguf(file->bytes(), gguf->string()));
   }
-  const std::filesystem::path path = model / "generation_config.json";
+  const std::filesystem::path path = folder_of_model(model) / "generation_config.json";
   if (!std::filesystem::exists(path)) return {};
   const std::string text = read_file(path, 1 << 20);
   Json json;

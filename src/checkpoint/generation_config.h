@@ -19,9 +19,9 @@ struct GenerationConfig {
   std::vector<int32_t> eos_ids;  // a reply ends at any of them; empty: the tokenizer's or the config's
 };
 
-// Of a model, a Hugging Face folder or what find_gguf() takes: generation_config.json of the folder (all defaults
-// where there is none), or GGUF's keys (general.sampling.*, the end tokens of its tokenizer and of its n-grams).
-// Throws Error naming file, key, value.
+// Of a model, a Hugging Face folder, a .safetensors file in one, or what find_gguf() takes: generation_config.json
+// of the folder (all defaults where there is none), or GGUF's keys (general.sampling.*, the end tokens of its
+// tokenizer and of its n-grams). Throws Error naming file, key, value.
 GenerationConfig read_generation_config(const std::filesystem::path& model);
 GenerationConfig read_generation_config(const Checkpoint& checkpoint);
 GenerationConfig parse_generation_config(const Json& json, const std::string& file);

@@ -102,8 +102,8 @@ std::string chat_template_source(const std::filesystem::path& folder) {
   return "";
 }
 
-ChatTemplate ChatTemplate::from_model(const std::filesystem::path& folder) {
-  if (const auto gguf = find_gguf(folder)) {
+ChatTemplate ChatTemplate::from_model(const std::filesystem::path& model) {
+  if (const auto gguf = find_gguf(model)) {
     const auto mapped = MappedFile::open(*gguf);
     const GgufFile file = parse_gguf(mapped->bytes(), gguf->string());
     const auto token = [&](std::string_view key) {
@@ -116,6 +116,7 @@ ChatTemplate ChatTemplate::from_model(const std::filesystem::path& folder) {
     return ChatTemplate(std::string(file.text("tokenizer.chat_template")),
                         token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
   }
+  const std::filesystem::path folder = folder_of_model(model);
   const Json config = read_tokenizer_config(folder);
   const std::string source = chat_template_source(folder);
   if (!source.empty())

@@ -44,9 +44,9 @@ class ChatTemplate {
   // Throws Error("chat template line N: …") where the source is not a template. The tokens are what bos_token and
   // eos_token print; empty ones are undefined in the template.
   explicit ChatTemplate(std::string source, std::string bos = "", std::string eos = "");
-  // Of a model. A Hugging Face folder: chat_template.jinja, else the "chat_template" of tokenizer_config.json;
-  // GGUF: its key tokenizer.chat_template.
-  static ChatTemplate from_model(const std::filesystem::path& folder);
+  // Of a model. A Hugging Face folder or a .safetensors file in one: chat_template.jinja, else the
+  // "chat_template" of tokenizer_config.json; GGUF: its key tokenizer.chat_template.
+  static ChatTemplate from_model(const std::filesystem::path& model);
 
   // messages and tools: arrays as OpenAI's API has them, prepared as chat_messages.h does (null or empty: none);
   // variables: an object, add_generation_prompt and enable_thinking among them. raise_exception, and a template that

@@ -115,12 +115,12 @@ Tokenizer Tokenizer::from_model(const std::filesystem::path& model) {
     return Tokenizer(read_tokenizer_gguf(parse_gguf(file->bytes(), gguf->string())));
   }
   std::error_code ignored;
-  if (std::filesystem::is_directory(model, ignored)) {
-    if (!std::filesystem::exists(model / "tokenizer.json", ignored))
-      throw Error(model.string() + ": the folder has no tokenizer.json");
-    return from_file(model / "tokenizer.json");
-  }
-  return from_file(model);
+  if (!std::filesystem::exists(model, ignored)) throw Error(model.string() + ": no such file or folder");
+  const std::filesystem::path folder = folder_of_model(model);
+  if (!std::filesystem::is_directory(folder, ignored)) return from_file(model);
+  if (!std::filesystem::exists(folder / "tokenizer.json", ignored))
+    throw Error(folder.string() + ": the folder has no tokenizer.json");
+  return from_file(folder / "tokenizer.json");
 }
 
 std::string_view Tokenizer::token_bytes(int32_t id) const {

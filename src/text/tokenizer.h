@@ -37,7 +37,8 @@ class Tokenizer {
   // Throws Error where the vocabulary lacks a byte, contradicts itself, or wants what is not supported.
   explicit Tokenizer(TokenizerSpec spec);
   static Tokenizer from_file(const std::filesystem::path& tokenizer_json);
-  // Of a model: a Hugging Face folder, its tokenizer.json, a GGUF file or a folder of GGUFs.
+  // Of a model: a Hugging Face folder, a .safetensors file in one, its tokenizer.json, a GGUF file or a
+  // folder of GGUFs.
   static Tokenizer from_model(const std::filesystem::path& model);
 
   // Invalid UTF-8 is repaired to U+FFFD first.

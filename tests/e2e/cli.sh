@@ -86,4 +86,29 @@ said=$(printf '/help\n/nwe x\n' | "$quern" chat "$model" -n 4 2>&1)
   { echo "unknown commands of chat: $said"; failed=1; }
 said=$(printf '/etc/hosts?\n' | "$quern" chat "$model" -n 4 --greedy 2>&1)
 echo "$said" | grep -q 'no such command' && { echo "a path said to chat: $said"; failed=1; }
+
+# A .safetensors file is a model with the files beside it.
+"$quern" convert "$model" "$work/hf" --type bf16 2> /dev/null
+file=$(ls "$work/hf"/*.safetensors)  # one
+answer() { "$quern" run "$1" --greedy --json -n 8 -p Hi | grep -o '"prompt_ids":.*"text":"[^"]*"'; }
+[ -n "$(answer "$file")" ] && [ "$(answer "$file")" = "$(answer "$work/hf")" ] ||
+  { echo "$file answers '$(answer "$file")', its folder '$(answer "$work/hf")'"; failed=1; }
+[ "$("$quern" tokenize "$file" < "$work/text")" = "$("$quern" tokenize "$model" < "$work/text")" ] ||
+  { echo 'tokenize: a .safetensors file not as its folder'; failed=1; }
+rm "$work/hf/tokenizer.json"
+check 1 'hf: the folder has no tokenizer.json' run "$file" -p Hi
+
+for command in 'run -p Hi' chat bench inspect serve tokenize 'eval --text /dev/null'; do
+  set -- $command
+  name=$1
+  shift
+  check 1 "quern: $work/nope: no such file or folder" "$name" "$work/nope" "$@"
+  check 1 "quern: $work/nope.safetensors: no such file or folder" "$name" "$work/nope.safetensors" "$@"
+  [ "$name" = tokenize ] && continue
+  check 2 "--kv: expected f32, bf16 or f16, found 'f8'" "$name" "$model" "$@" --kv f8
+  for device in gpu cuda: cuda:x cuda:-1; do
+    check 2 "--device: expected cpu or cuda[:i], found '$device'" "$name" "$model" "$@" --device $device
+  done
+done
+check 2 '--kv: expected f32' bench --synthetic full --kv f8
 exit $failed
