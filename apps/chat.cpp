@@ -13,7 +13,6 @@
 
 #include "base/check.h"
 #include "commands.h"
-#include "effort_flag.h"
 #include "local_engine.h"
 
 namespace quern {
@@ -94,7 +93,6 @@ int chat_main(int argc, char** argv) {
   model.add_to(app);
   ReplyFlags flags;
   flags.add_to(app);
-  check_effort(app, flags);
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
   LocalEngine engine(model, flags);

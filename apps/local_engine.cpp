@@ -58,8 +58,22 @@ void ReplyFlags::add_to(CLI::App& app) {
   app.add_option("--seed", seed, "the same seed gives the same reply; a random one where absent");
   app.add_option("--system", system, "the system message");
   app.add_flag("--no-think", no_thinking, "answer without reasoning first");
+  // As the server takes it: clients' names become the template's (high → xhigh).
+  const auto read_effort = [this](std::string& name) -> std::string {
+    try {
+      name = canonical_effort(name);
+    } catch (const Error&) {
+      return "expected none, minimal, low, medium, high, xhigh or max, found " + name;
+    }
+    if (name == "none") {
+      no_thinking = true;
+      name = "";
+    }
+    return "";
+  };
   app.add_option("--effort", effort,
-                 "how much to reason, as the model's template names it: low, medium, xhigh");
+                 "how much to reason, as the model's template names it: low, medium, xhigh")
+      ->transform(CLI::Validator(read_effort, ""));
   app.add_option("--drafts", max_drafts, "draft depth; 0: none; -1: the engine's choice")
       ->capture_default_str()
       ->check(CLI::Range(-1, kMaxDrafts));

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "base/check.h"
 
@@ -25,6 +26,13 @@ void ModelFlags::add_to(CLI::App& app) {
 
 namespace {
 
+std::optional<DType> kv_type(const std::string& name) {
+  if (name == "f32") return DType::F32;
+  if (name == "bf16") return DType::BF16;
+  if (name == "f16") return DType::F16;
+  return std::nullopt;
+}
+
 // The index of "cuda" and "cuda:1"; -1 for what is neither.
 int cuda_index(const std::string& name) {
   if (name == "cuda") return 0;
@@ -38,7 +46,7 @@ int cuda_index(const std::string& name) {
 }  // namespace
 
 std::string kv_fault(const std::string& name) {
-  if (name == "f32" || name == "bf16" || name == "f16") return "";
+  if (kv_type(name)) return "";
   return fmt::format("expected f32, bf16 or f16, found '{}'", name);
 }
 
@@ -48,9 +56,7 @@ std::string device_fault(const std::string& name) {
 }
 
 DType parse_kv(const std::string& name) {
-  if (name == "f32") return DType::F32;
-  if (name == "bf16") return DType::BF16;
-  if (name == "f16") return DType::F16;
+  if (const auto type = kv_type(name)) return *type;
   throw Error("--kv: " + kv_fault(name));
 }
 

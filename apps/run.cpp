@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/mapped_file.h"
 #include "commands.h"
-#include "effort_flag.h"
 #include "local_engine.h"
 
 namespace quern {
@@ -46,7 +45,6 @@ int run_main(int argc, char** argv) {
   model.add_to(app);
   ReplyFlags flags;
   flags.add_to(app);
-  check_effort(app, flags);
   std::string prompt, file;
   bool raw = false, json = false;
   auto* text = app.add_option("-p,--prompt", prompt, "the prompt; where absent, standard input");
