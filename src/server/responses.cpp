@@ -6,10 +6,10 @@
 
 #include <iterator>
 
-#include "base/json_repair.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "server/openai.h"
+#include "text/chat_messages.h"
 
 namespace quern {
 namespace {
@@ -137,15 +137,11 @@ class MessageBuilder {
  private:
   bool has_calls() const { return calls_.size() > 0; }
   static Json read_arguments(const std::string& text, const std::string& path) {
-    if (text.find_first_not_of(" \t\r\n") == text.npos) return Json(Json::Object{});
-    Json parsed;
     try {
-      parsed = parse_repaired_json(text);
+      return call_arguments(text, path);
     } catch (const Error& error) {
-      bad_request(path, std::string("expected a JSON object in the string: ") + error.what());
+      throw ApiError(400, error.what(), path);
     }
-    if (!parsed.is_object() && !parsed.is_null()) bad_field(path, "a JSON object in the string", parsed);
-    return parsed;
   }
   static bool is_cut(Fields& fields) {
     const std::string* status = fields.text("status");

@@ -47,23 +47,6 @@ std::string text_content(const Json& content, const std::string& place) {
   return text;
 }
 
-Json call_arguments(const Json& arguments, const std::string& place) {
-  if (arguments.is_null()) return Json(Json::Object{});
-  if (arguments.is_object()) return arguments;
-  if (!arguments.is_string()) refuse(place, "a JSON object, or a string that holds one", arguments);
-  const std::string& text = arguments.as_string();
-  if (text.find_first_not_of(" \t\r\n") == text.npos) return Json(Json::Object{});
-  Json parsed;
-  try {
-    parsed = parse_repaired_json(text);
-  } catch (const Error& e) {
-    throw Error(fmt::format("{}: expected a JSON object in the string: {}", place, e.what()));
-  }
-  if (parsed.is_null()) return Json(Json::Object{});
-  if (!parsed.is_object()) refuse(place, "a JSON object in the string", parsed);
-  return parsed;
-}
-
 Json prepare_calls(const Json& calls, const std::string& place) {
   if (!calls.is_array()) refuse(place, "an array", calls);
   Json out(Json::Array{});
@@ -141,6 +124,23 @@ Json prepare_message(const Json& message, const std::string& place) {
 const std::string& role_of(const Json& message) { return message.find("role")->as_string(); }
 
 }  // namespace
+
+Json call_arguments(const Json& arguments, const std::string& place) {
+  if (arguments.is_null()) return Json(Json::Object{});
+  if (arguments.is_object()) return arguments;
+  if (!arguments.is_string()) refuse(place, "a JSON object, or a string that holds one", arguments);
+  const std::string& text = arguments.as_string();
+  if (text.find_first_not_of(" \t\r\n") == text.npos) return Json(Json::Object{});
+  Json parsed;
+  try {
+    parsed = parse_repaired_json(text);
+  } catch (const Error& e) {
+    throw Error(fmt::format("{}: expected a JSON object in the string: {}", place, e.what()));
+  }
+  if (parsed.is_null()) return Json(Json::Object{});
+  if (!parsed.is_object()) refuse(place, "a JSON object in the string", parsed);
+  return parsed;
+}
 
 ChatMessages prepare_messages(const Json& messages, bool late_system, bool take_prefill) {
   if (!messages.is_array()) refuse("messages", "an array", messages);

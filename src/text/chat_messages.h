@@ -29,6 +29,10 @@ struct ChatMessages {
 // `late_system`: the template takes system messages anywhere. `take_prefill`: look for one.
 ChatMessages prepare_messages(const Json& messages, bool late_system, bool take_prefill);
 
+// A tool call's arguments as an object: given as one, or as a string that holds one (halves of surrogate pairs in
+// it are mended). Null and "" are {}. `place` begins the Error.
+Json call_arguments(const Json& arguments, const std::string& place);
+
 struct ChatPrompt {
   RenderedPrompt prompt;
   bool thinking = false;  // the reply starts inside a block of reasoning
