@@ -234,7 +234,7 @@ Health Service::health(std::string& why) const {
                       options_.watchdog_seconds);
     return Health::Stuck;
   }
-  if (loading_) {
+  if (loading_ && engine_.stats().loading) {  // watch() looks only now and then
     why = "the model is being loaded";
     return Health::Loading;
   }
