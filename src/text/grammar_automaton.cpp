@@ -69,6 +69,23 @@ void split_utf8(char32_t first, char32_t last, Fn& fn) {
   fn(ranges, n);
 }
 
+// Trees of names that share what is equal; a place is a tree's node and its node in the automaton.
+struct NameTrees {
+  static constexpr int32_t kNone = -1;
+  struct Place {
+    int32_t node = -1;
+    std::map<uint8_t, int32_t> next;
+    std::vector<int32_t> rests;  // where a name ends
+  };
+  const Place& operator[](int32_t i) const { return places[i]; }
+  int32_t child(int32_t of, uint8_t byte) const {
+    if (of == kNone) return kNone;
+    const auto at = places[of].next.find(byte);
+    return at == places[of].next.end() ? kNone : at->second;
+  }
+  std::vector<Place> places;
+};
+
 class Builder {
  public:
   Builder(const GrammarSource& source, int longest_in_string)
@@ -106,6 +123,7 @@ class Builder {
   int32_t lower_alt(const Expr& e, int32_t next);
   int32_t lower_chars(const CharSet& set, int32_t next);
   int32_t lower_members(const Expr& e, int32_t next);
+  int32_t insert_name(NameTrees& names, int32_t old, std::string_view name, int32_t rest);
   int32_t lower_repeat(const Expr& e, int32_t next);
   int32_t lower_until(std::string_view end, int32_t next);
   int json_string_rule(int min, int max);
@@ -313,26 +331,56 @@ int32_t Builder::lower_repeat(const Expr& e, int32_t next) {
   return entry;
 }
 
+// From the last member to the first; where member i may begin, so may any up to the next required one. What may come at a
+// place is one tree of names, which shares all but one path with the tree of the place behind it.
 int32_t Builder::lower_members(const Expr& e, int32_t next) {
-  // What may follow a member, and what may come where none has been written; from the last member to the first.
-  int32_t after = lower(e.parts[1], next), none = lower(e.parts[2], next);
+  const int32_t end = lower(e.parts[1], next), none = lower(e.parts[2], next);
+  auto either = [&](int32_t a, int32_t b) {
+    const int32_t node = new_node();
+    add_empty(node, a);
+    add_empty(node, b);
+    return node;
+  };
+  NameTrees names;
+  int32_t here = NameTrees::kNone, after = end;
+  bool may_end = true;  // all that follow may be left out
   for (size_t i = e.parts.size() - 1; i >= 3; --i) {
-    const int32_t member = lower(e.parts[i], after), with_comma = lower(e.parts[0], member);
+    const Expr& member = source_.exprs[e.parts[i]];
+    QUERN_CHECK(member.kind == Kind::Seq && source_.exprs[member.parts[0]].kind == Kind::Bytes,
+                "a member begins with its name");
+    int32_t rest = after;
+    for (size_t k = member.parts.size() - 1; k > 0; --k) rest = lower(member.parts[k], rest);
     if (e.bytes[i - 3] == '1') {
-      after = with_comma;
-      none = member;
-    } else {
-      auto either = [&](int32_t a, int32_t b) {
-        const int32_t node = new_node();
-        add_empty(node, a);
-        add_empty(node, b);
-        return node;
-      };
-      after = either(with_comma, after);
-      none = either(member, none);
+      here = NameTrees::kNone;
+      may_end = false;
     }
+    here = insert_name(names, here, source_.exprs[member.parts[0]].bytes, rest);
+    const int32_t with_comma = lower(e.parts[0], names[here].node);
+    after = may_end ? either(with_comma, end) : with_comma;
   }
-  return none;
+  if (here == NameTrees::kNone) return none;
+  return may_end ? either(names[here].node, none) : names[here].node;
+}
+
+// A tree like `old` with one more name, which goes on at `rest`. `old` stays as it is.
+int32_t Builder::insert_name(NameTrees& names, int32_t old, std::string_view name, int32_t rest) {
+  std::vector<int32_t> path{old};
+  for (const char c : name) path.push_back(names.child(path.back(), static_cast<uint8_t>(c)));
+  int32_t below = NameTrees::kNone;
+  for (size_t i = path.size(); i-- > 0;) {
+    NameTrees::Place place;
+    if (path[i] != NameTrees::kNone) place = names[path[i]];
+    if (i == name.size())
+      place.rests.push_back(rest);
+    else
+      place.next[static_cast<uint8_t>(name[i])] = below;
+    place.node = new_node();
+    for (const auto& [byte, child] : place.next) add_bytes(place.node, byte, byte, names[child].node);
+    for (const int32_t r : place.rests) add_empty(place.node, r);
+    names.places.push_back(std::move(place));
+    below = static_cast<int32_t>(names.places.size()) - 1;
+  }
+  return below;
 }
 
 // The automaton of Knuth, Morris and Pratt: node j has seen the first j bytes of `end`. A token without a

@@ -116,7 +116,12 @@ int32_t GrammarDfa::intern(std::vector<GrammarItem>& items, bool leaves) {
   items_.insert(items_.end(), items.begin(), items.end());
   items_begin_.push_back(static_cast<uint32_t>(items_.size()));
   leaves_.push_back(leaves);
-  table_.resize(table_.size() + 256, kUnknown);
+  // What no item reads is dead: of many items side by side most bytes are, and asking each for each would cost.
+  table_.resize(table_.size() + 256, kDead);
+  int32_t* row = table_.data() + (static_cast<size_t>(state) << 8);
+  for (const GrammarItem& item : items)
+    for (const auto& e : closure_.edges(item.node))
+      if (e.kind == GrammarAutomaton::EdgeKind::Byte) std::fill(row + e.low, row + e.high + 1, kUnknown);
   if (2 * leaves_.size() > index_.size()) {
     index_.assign(index_.size() * 2, kDead);
     for (size_t s = 0; s < hashes_.size(); ++s) {

@@ -29,7 +29,8 @@ class GrammarSource {
     Token,       // the added token `rule`, as one token
     JsonString,  // a JSON string of min…max characters, quotes included
     Members,  // parts[3…] in order, `bytes` telling the required ('1') from those that may be left out ('0'); before
-    // each but the first written comes parts[0], after the last parts[1], or parts[2] where none was
+    // each but the first written comes parts[0], after the last parts[1], or parts[2] where none was. A member is a Seq
+    // that begins with its name, as Bytes
     Until,    // any bytes up to and including the first `bytes`, which end in a line feed
     AnyText,  // any bytes
   };

@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -46,7 +47,8 @@ class GrammarClosure {
   void begin(std::vector<GrammarItem>& out);  // a new, empty set
   void add(GrammarItem from);
   void read(GrammarItem item, uint8_t byte);  // adds where `byte` leads from an item
-  bool ended() const { return ended_; }       // a bottom was popped since begin()
+  std::span<const GrammarAutomaton::Edge> edges(int32_t node) const { return automaton_->edges(node); }
+  bool ended() const { return ended_; }  // a bottom was popped since begin()
   // Beyond this many nodes on the way an Error says that the grammar is too ambiguous.
   static constexpr size_t kMaxItems = 10'000;
 

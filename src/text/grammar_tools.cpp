@@ -109,17 +109,21 @@ class ToolCompiler {
       return required && std::find(required->as_array().begin(), required->as_array().end(), Json(name)) !=
                              required->as_array().end();
     };
+    std::vector<Id> parameters;
+    std::string flags;
+    auto add = [&](const std::string& name, Id value, bool needed) {
+      parameters.push_back(s_.seq({s_.bytes("<parameter=" + name + ">\n"), value}));
+      flags += needed ? '1' : '0';
+    };
     if (properties)
-      for (const auto& [name, value] : properties->as_object()) {
-        const Id parameter = s_.seq({s_.bytes("<parameter=" + name + ">\n"),
-                                     parameter_value(given, value, path + "/properties/" + name)});
-        parts.push_back(is_required(name) ? parameter : s_.optional(parameter));
-      }
+      for (const auto& [name, value] : properties->as_object())
+        add(name, parameter_value(given, value, path + "/properties/" + name), is_required(name));
     if (required)
       for (const Json& name : required->as_array())
         if (name.is_string() && !(properties && properties->find(name.as_string())))
-          parts.push_back(
-              s_.seq({s_.bytes("<parameter=" + name.as_string() + ">\n"), s_.until(kParameterEnd)}));
+          add(name.as_string(), s_.until(kParameterEnd), true);
+    const Id nothing = s_.bytes("");
+    parts.push_back(s_.members(nothing, nothing, nothing, parameters, std::move(flags)));
     if (additional && !(*additional == Json(false))) parts.push_back(any_parameters());
   }
 
