@@ -44,8 +44,8 @@ void print_config(const Config& c) {
   row("context", fmt::format("{} tokens", c.max_positions));
   row("draft block", c.mtp_layers ? "yes" : "no");
   row("vision", c.vision ? fmt::format("{} layers of {}", c.vision->n_layers, c.vision->d_model) : "no");
-  if (c.quantization != Quantization::None)
-    row("quantisation", c.quantization == Quantization::Fp8Block ? "FP8, scales of 128 × 128" : "ModelOpt");
+  if (c.quantization.kind != Quantization::None)
+    row("quantisation", c.quantization.kind == Quantization::Fp8Block ? "FP8, scales of 128 × 128" : "ModelOpt");
 }
 
 // The name with every number of it as *, so that the layers and experts of one kind fall together.

@@ -8,88 +8,12 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "base/mapped_file.h"
 #include "model/config_gguf.h"
+#include "model/config_section.h"
+#include "model/quantization.h"
 
 namespace quern {
 namespace {
-
-constexpr int64_t kMaxDim = 1 << 24;  // of any width or count, so that products of two fit int64 easily
-
-// One JSON object of the file, and the checked reading of its members.
-struct Section {
-  const Json& json;
-  std::string file;
-  std::string prefix;  // "" or "text_config."
-
-  [[noreturn]] void fail(std::string_view key, std::string_view expected, const std::string& found) const {
-    throw Error(fmt::format("{}: {}{}: expected {}, found {}", file, prefix, key, expected, found));
-  }
-  [[noreturn]] void fail(std::string_view key, std::string_view expected, const Json& found) const {
-    fail(key, expected, write_json(found));
-  }
-  // The member, or null where it is absent or null.
-  const Json* get(std::string_view key) const {
-    const Json* v = json.find(key);
-    return v == nullptr || v->is_null() ? nullptr : v;
-  }
-  Section child(std::string_view key) const { return {*get(key), file, fmt::format("{}{}.", prefix, key)}; }
-
-  std::optional<int64_t> integer_if(std::string_view key, int64_t low, int64_t high) const {
-    const Json* v = get(key);
-    if (v == nullptr) return {};
-    if (!v->is_int() || v->as_int() < low || v->as_int() > high)
-      fail(key, fmt::format("an integer from {} to {}", low, high), *v);
-    return v->as_int();
-  }
-  int64_t integer(std::string_view key, int64_t low = 1, int64_t high = kMaxDim) const {
-    const auto v = integer_if(key, low, high);
-    if (!v) fail(key, "an integer", std::string("nothing"));
-    return *v;
-  }
-  int dim(std::string_view key) const { return static_cast<int>(integer(key)); }
-  int dim(std::string_view key, int otherwise) const {
-    return static_cast<int>(integer_if(key, 1, kMaxDim).value_or(otherwise));
-  }
-  std::optional<double> positive_if(std::string_view key) const {
-    const Json* v = get(key);
-    if (v == nullptr) return {};
-    if (!v->is_number() || !(v->as_double() > 0) || !std::isfinite(v->as_double()))
-      fail(key, "a positive number", *v);
-    return v->as_double();
-  }
-  std::optional<bool> flag_if(std::string_view key) const {
-    const Json* v = get(key);
-    if (v == nullptr) return {};
-    if (!v->is_bool()) fail(key, "true or false", *v);
-    return v->as_bool();
-  }
-  std::optional<std::string> text_if(std::string_view key) const {
-    const Json* v = get(key);
-    if (v == nullptr) return {};
-    if (!v->is_string()) fail(key, "a string", *v);
-    return v->as_string();
-  }
-  // A flag of which we do only one value.
-  void only(std::string_view key, bool supported) const {
-    const auto v = flag_if(key);
-    if (v && *v != supported) fail(key, supported ? "true" : "false", *get(key));
-  }
-  std::optional<int32_t> id_if(std::string_view key, int64_t vocab) const {
-    const auto v = integer_if(key, 0, vocab - 1);
-    if (!v) return {};
-    return static_cast<int32_t>(*v);
-  }
-};
-
-// A value that may sit in either of two places; both must agree.
-template <typename T>
-std::optional<T> agreed(std::string_view key, const Section& a, std::optional<T> x, const Section* b,
-                        std::optional<T> y) {
-  if (x && y && *x != *y)
-    a.fail(key, fmt::format("{} as in {}{}", *y, b->prefix, key), write_json(*a.get(key)));
-  return x ? x : y;
-}
 
 bool is_sparse_name(std::string_view s) {
   return s == "full_attention" || s == "qwen_sparse_attention" || s == "deepseek_sparse_attention" ||
@@ -210,6 +134,7 @@ void read_ple(const Section& text, Config& c) {
       text.integer_if("make_ngram_vocab_size_divisible_by", 1, int64_t{1} << 20).value_or(128);
   c.ple.seed = text.integer_if("seed", 0, INT64_MAX).value_or(1234);
   const auto dtype = text.text_if("ple_embedding_dtype");
+  c.ple.fp8 = dtype == "float8_e4m3fn";
   if (dtype && *dtype != "bfloat16" && *dtype != "float32" && *dtype != "float16" &&
       *dtype != "float8_e4m3fn")
     text.fail("ple_embedding_dtype", "\"bfloat16\" or \"float8_e4m3fn\"", *text.get("ple_embedding_dtype"));
@@ -267,46 +192,6 @@ void read_vision(const Section& top, Config& c) {
   if (t.d_out != c.d_model)
     v.fail("out_hidden_size", fmt::format("hidden_size {}", c.d_model), *v.get("out_hidden_size"));
   c.vision = t;
-}
-
-// ModelOpt's names of what it did, to the whole or layer by layer.
-void check_modelopt(const Section& q) {
-  const auto known = [](const std::string& algo) {
-    return algo == "NVFP4" || algo == "FP8_PB_WO" || algo == "FP8";
-  };
-  const std::string algo = q.text_if("quant_algo").value_or("");
-  if (!known(algo) && algo != "MIXED_PRECISION")
-    q.fail("quant_algo", "\"NVFP4\", \"FP8_PB_WO\", \"FP8\" or \"MIXED_PRECISION\"",
-           fmt::format("\"{}\"", algo));
-  const Json* layers = q.get("quantized_layers");
-  if (layers == nullptr) return;
-  if (!layers->is_object()) q.fail("quantized_layers", "an object", *layers);
-  for (const auto& [module, how] : layers->as_object()) {
-    const Json* layer_algo = how.is_object() ? how.find("quant_algo") : nullptr;
-    if (layer_algo == nullptr || !layer_algo->is_string() || !known(layer_algo->as_string()))
-      q.fail(fmt::format("quantized_layers.{}.quant_algo", module), "\"NVFP4\", \"FP8_PB_WO\" or \"FP8\"",
-             layer_algo == nullptr ? std::string("nothing") : write_json(*layer_algo));
-  }
-}
-
-void read_quantization(const Section& top, Config& c) {
-  if (top.get("quantization_config") == nullptr) return;
-  if (!top.get("quantization_config")->is_object())
-    top.fail("quantization_config", "an object", *top.get("quantization_config"));
-  const Section q = top.child("quantization_config");
-  const std::string method = q.text_if("quant_method").value_or("");
-  if (method == "fp8") {
-    const Json* block = q.get("weight_block_size");
-    if (block == nullptr || !(*block == Json(Json::Array{128, 128})))
-      q.fail("weight_block_size", "[128,128]",
-             block == nullptr ? std::string("nothing") : write_json(*block));
-    c.quantization = Quantization::Fp8Block;
-  } else if (method == "modelopt") {
-    check_modelopt(q);
-    c.quantization = Quantization::ModelOpt;
-  } else {
-    q.fail("quant_method", "\"fp8\" or \"modelopt\" (no other is supported)", fmt::format("\"{}\"", method));
-  }
 }
 
 void refuse_unsupported(const Section& text) {
@@ -398,8 +283,17 @@ Config parse_config(const Json& json, const std::string& file) {
   refuse_unsupported(text);
   read_ids(top, text, c);
   read_vision(top, c);
-  read_quantization(top, c);
-  if (nested && top.get("quantization_config") == nullptr) read_quantization(text, c);
+  for (const Section* s : {&top, &text}) {
+    if (s->get("compression_config") != nullptr)
+      s->fail("compression_config", "quantization_config or nothing", std::string("compression_config"));
+    if (s->get("quantization_config") == nullptr || (s == &text && !nested)) continue;
+    if (!s->get("quantization_config")->is_object())
+      s->fail("quantization_config", "an object", *s->get("quantization_config"));
+    if (c.quantization.kind != Quantization::None &&
+        !(*s->get("quantization_config") == *top.get("quantization_config")))
+      s->fail("quantization_config", "what the one at the top says", *s->get("quantization_config"));
+    c.quantization = parse_quantization(s->child("quantization_config"));
+  }
   return c;
 }
 
@@ -413,21 +307,14 @@ Config read_config(const Checkpoint& checkpoint) {
   if (checkpoint.config().is_null())
     throw Error(fmt::format("{}: no such file; it says what the model is", file));
   Config c = parse_config(checkpoint.config(), file);
-  // ModelOpt's older exports say how they are quantised in a file of its own.
-  const auto apart = checkpoint.folder() / "hf_quant_config.json";
-  if (c.quantization == Quantization::None && std::filesystem::exists(apart)) {
-    Json json;
-    try {
-      json = parse_json(read_file(apart));
-    } catch (const Error& e) {
-      throw Error(fmt::format("{}: {}", apart.string(), e.what()));
-    }
-    const Section file_section{json, apart.string(), ""};
-    if (file_section.get("quantization") == nullptr || !file_section.get("quantization")->is_object())
-      file_section.fail("quantization", "an object", std::string("something else"));
-    check_modelopt(file_section.child("quantization"));
-    c.quantization = Quantization::ModelOpt;
-  }
+  // ModelOpt says it in a file of its own, older exports there alone.
+  QuantizationRules apart = read_quant_config_file(checkpoint.folder());
+  if (c.quantization.kind == Quantization::None)
+    c.quantization = std::move(apart);
+  else if (apart.kind != Quantization::None && apart.kind != c.quantization.kind)
+    throw Error(
+        fmt::format("{}: contradicts the quant_method \"fp8\" of {}", apart.place, c.quantization.place));
+  check_stored_weights(checkpoint, c.quantization, c.ple.fp8);
   return c;
 }
 

@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "model/quantization.h"
 
 namespace quern {
 
 enum class LayerKind : uint8_t { DeltaNet, SparseAttention };
 enum class OutputGate : uint8_t { Sigmoid, Silu };
-// How the file's weights are quantised, where it says so: GGUF types are the tensors' own business.
-enum class Quantization : uint8_t { None, Fp8Block, ModelOpt };
 
 struct IndexerConfig {
   int n_heads = 0;
@@ -54,6 +53,7 @@ struct PleConfig {
   int d_row = 0;  // width of one table row
   int conv = 0;   // taps
   int dilation = 0;
+  bool fp8 = false;      // the config says that the table is stored so
   int32_t eos_id = 0;    // resets the n-gram context; not the chat's end
   int32_t image_id = 0;  // what an image position hashes; eos_id where the file has none
   // The recipe of the hash constants (model/ngram_hash.h); GGUF files have only the constants.
@@ -103,7 +103,7 @@ struct Config {
   int64_t max_positions = 0;
   int mtp_layers = 0;  // as the config says; the files may lack them
   bool tied_embeddings = false;
-  Quantization quantization = Quantization::None;
+  QuantizationRules quantization;  // of folders; GGUF types are the tensors' own business
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // of the text config; stop ids of chats: checkpoint/generation_config.h
   std::optional<int32_t> image_token_id, video_token_id, vision_start_id, vision_end_id;

@@ -136,27 +136,6 @@ DType fitting_type(DType type, int64_t k) {
   return k % dtype_info(next).block == 0 ? next : DType::BF16;
 }
 
-bool matches(std::string_view pattern, std::string_view name) {
-  // The classic walk with one point of return: the last star.
-  size_t p = 0, n = 0, star = std::string_view::npos, mark = 0;
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      mark = n;
-    } else if (p < pattern.size() && pattern[p] == name[n]) {
-      ++p;
-      ++n;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      n = ++mark;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
-
 void check_recipe(const Recipe& recipe, bool gguf) {
   const auto check = [gguf](DType t) {
     if (gguf && t == DType::F8E4M3)

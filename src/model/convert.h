@@ -41,7 +41,6 @@ DType parse_type(std::string_view text);
 DType fitting_type(DType type, int64_t k);
 // Throws Error naming a type that the container cannot hold.
 void check_recipe(const Recipe& recipe, bool gguf);
-bool matches(std::string_view pattern, std::string_view name);
 
 // The tensors of a GGUF file. `sources` outlive the export.
 std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources, const Config& config,

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "model/convert.h"
+#include "base/wildcard.h"
 
 namespace quern {
 namespace {

@@ -88,8 +88,8 @@ void Model::prepare() {
   qsa_shape_.budget_blocks = c.indexer.n_blocks();
   qsa_shape_.rope_theta = c.rope_theta;
 
-  memory_ = std::make_unique<SequenceMemory>(stream_, cache_shape_of(c, delta_shape_, options_), options_.n_pages,
-                                             options_.n_slots);
+  memory_ = std::make_unique<SequenceMemory>(stream_, cache_shape_of(c, delta_shape_, options_),
+                                             options_.n_pages, options_.n_slots);
   activations_ = std::make_unique<Activations>(stream_.device(), c, options_.batch, options_.drafts);
   if (stream_.device().type == DeviceType::Cuda) stream_.reserve_scratch(scratch_bytes(c, options_.batch));
   if (options_.drafts) {

@@ -83,6 +83,11 @@ class Lister {
     int64_t n = 1;
     for (const int64_t d : listed.shape) n *= d;
     push(listed, name, listed.shape, {matrix(view, n / k, k)}, n / k);
+    // ModelOpt's scales for keys and values in FP8, which no output has.
+    for (const auto& [matrix, scale] :
+         {std::pair("k_proj.weight", "k_scale"), {"v_proj.weight", "v_scale"}}) {
+      if (name.ends_with(matrix)) checkpoint_.take_if(name.substr(0, name.size() - 6) + scale, {1});
+    }
   }
 
   std::vector<SourceTensor> list;

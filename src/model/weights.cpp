@@ -93,6 +93,9 @@ class Binder {
     l.norms.index_q = vector(p + "indexer.q_layernorm.weight", c_.indexer.d_head);
     l.norms.index_k = vector(p + "indexer.k_layernorm.weight", c_.indexer.d_head);
     l.out = matrix(p + "o_proj.weight", c_.d_model, int64_t{c_.n_heads} * c_.d_head);
+    // ModelOpt's scales for keys and values in FP8, which our cache does without.
+    checkpoint_.take_if(p + "k_proj.k_scale", {1});
+    checkpoint_.take_if(p + "v_proj.v_scale", {1});
     return l;
   }
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/wildcard.h"
 #include "checkpoint/gguf_names.h"
 #include "checkpoint/safetensors_bytes.h"
 #include "checkpoint/safetensors_writer.h"

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/mapped_file.h"
 #include "checkpoint/safetensors_bytes.h"
 #include "checkpoint/safetensors_writer.h"
 #include "model/convert.h"
@@ -191,7 +192,7 @@ TEST(QuantisedFolder, fp8_has_the_released_layout_and_reads_as_its_numbers) {
   const test::TempFolder folder("fp8");
   convert(kTiny, folder.path / "fp8", {.type = DType::F8E4M3, .overrides = {}});
   const auto c = Checkpoint::open(folder.path / "fp8");
-  EXPECT_EQ(read_config(*c).quantization, Quantization::Fp8Block);
+  EXPECT_EQ(read_config(*c).quantization.kind, Quantization::Fp8Block);
   EXPECT_EQ(c->config().find("text_config")->find("ple_embedding_dtype")->as_string(), "float8_e4m3fn");
 
   const auto original = values_of(kTiny), read = values_of(folder.path / "fp8");
@@ -249,7 +250,7 @@ TEST(QuantisedFolder, nvfp4_has_modelopts_layout_and_reads_as_its_numbers) {
   const test::TempFolder folder("nvfp4");
   convert(kTiny, folder.path / "nvfp4", {.type = DType::NVFP4, .overrides = {}});
   const auto c = Checkpoint::open(folder.path / "nvfp4");
-  EXPECT_EQ(read_config(*c).quantization, Quantization::ModelOpt);
+  EXPECT_EQ(read_config(*c).quantization.kind, Quantization::ModelOpt);
   EXPECT_EQ(c->config().find("quantization_config")->find("quant_algo")->as_string(), "NVFP4");
   const auto original = values_of(kTiny), read = values_of(folder.path / "nvfp4");
   const std::string stem = "model.language_model.layers.5.mlp.experts.", logical = "layers.5.mlp.experts.";
@@ -316,7 +317,11 @@ TEST(QuantisedFolder, fp8_with_one_scale_for_the_matrix) {
   }
   fs::create_directory(folder.path / "a");
   write_safetensors(folder.path / "a", tensors, pool);
-  test::write_text(folder.path / "a/config.json", write_json(hugging_face_config(config, tensors, 1)));
+  Json top = hugging_face_config(config, tensors, 1), how;
+  how.set("quant_method", "modelopt");
+  how.set("quant_algo", "FP8");
+  top.set("quantization_config", how);
+  test::write_text(folder.path / "a/config.json", write_json(top));
   const auto read = values_of(folder.path / "a");
   EXPECT_EQ(read.at("layers.0.linear_attn.in_proj_z.weight")[15], -4 * 0.0625f);
   expect_same_model(folder.path / "a", folder.path / "f32", Products::Float);
@@ -369,7 +374,7 @@ TEST(QuantisedFolder, hf_quant_config_counts) {
     test::write_text(folder.path / "m/hf_quant_config.json",
                      R"({"quantization": {"quant_algo": ")" + algo + "\"}}");
     try {
-      EXPECT_EQ(read_config(*Checkpoint::open(folder.path / "m")).quantization, Quantization::ModelOpt);
+      EXPECT_EQ(read_config(*Checkpoint::open(folder.path / "m")).quantization.kind, Quantization::ModelOpt);
     } catch (const Error& e) {
       return e.what();
     }
@@ -377,6 +382,37 @@ TEST(QuantisedFolder, hf_quant_config_counts) {
   };
   EXPECT_EQ(with("NVFP4"), "");
   EXPECT_THAT(with("W4A8_AWQ"), HasSubstr("hf_quant_config.json: quantization.quant_algo: expected"));
+  // Beside a quantization_config it has to say the same.
+  Json config = parse_json(read_file((folder.path / "m/config.json").string())), fp8;
+  fp8.set("quant_method", "fp8");
+  fp8.set("weight_block_size", Json::Array{128, 128});
+  config.set("quantization_config", fp8);
+  test::write_text(folder.path / "m/config.json", write_json(config));
+  EXPECT_THAT(with("NVFP4"), HasSubstr("hf_quant_config.json: quantization: contradicts the quant_method"));
+}
+
+// Quantised tensors in a folder that does not say so, as a config.json copied from the BF16 release makes it.
+TEST(QuantisedFolder, tensors_and_config_have_to_agree) {
+  const test::TempFolder folder("bare");
+  for (const auto& [type, found] : {std::pair{DType::F8E4M3, "is F8_E4M3"}, {DType::NVFP4, "is U8"}}) {
+    const fs::path path = folder.path / found;
+    convert(kTiny, path, {.type = type, .overrides = {}});
+    Json config = parse_json(read_file((path / "config.json").string()));
+    config.set("quantization_config", Json());
+    test::write_text(path / "config.json", write_json(config));
+    try {
+      read_config(*Checkpoint::open(path));
+      ADD_FAILURE() << found;
+    } catch (const Error& e) {
+      EXPECT_THAT(e.what(), HasSubstr(std::string(found) + ", and config.json has no quantization_config"));
+    }
+  }
+  // The table alone in FP8, which a key of its own says.
+  convert(kTiny, folder.path / "table",
+          {.type = DType::BF16, .overrides = {{"*ngram_embedding*", DType::F8E4M3}}});
+  const auto c = Checkpoint::open(folder.path / "table");
+  EXPECT_EQ(read_config(*c).quantization.kind, Quantization::None);
+  EXPECT_TRUE(read_config(*c).ple.fp8);
 }
 
 }  // namespace
