@@ -11,6 +11,7 @@
 #include "checkpoint/gguf.h"
 #include "text/jinja_interpreter.h"
 #include "text/jinja_parser.h"
+#include "text/tokenizer_config.h"
 
 namespace quern {
 
@@ -69,18 +70,6 @@ std::string token_text(const Json& config, std::string_view key) {
   const Json* token = config.find(key);
   if (token != nullptr && token->is_object()) token = token->find("content");
   return token != nullptr && token->is_string() ? token->as_string() : "";
-}
-
-// tokenizer_config.json of a folder; null where there is none.
-Json read_tokenizer_config(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / "tokenizer_config.json";
-  if (!std::filesystem::exists(path)) return {};
-  const std::string text = read_file(path);
-  try {
-    return parse_json(text);
-  } catch (const Error& e) {
-    throw Error(fmt::format("{}: {}", path.string(), e.what()));
-  }
 }
 
 }  // namespace

@@ -43,6 +43,11 @@ TokenizerSpec read_tokenizer_gguf(const GgufFile& file) {
     file.fail("tokenizer.ggml.pre",
               fmt::format("expected 'qwen35' or 'qwen2', found '{}'", pre.substr(0, 40)));
   spec.nfc = true;
+  for (const char* key : {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
+                          "tokenizer.ggml.add_sep_token", "tokenizer.ggml.add_space_prefix"}) {
+    if (const GgufValue* v = file.find(key); v != nullptr && (v->type != GgufType::Bool || v->bits != 0))
+      file.fail(key, "expected false: nothing is added to a text here");
+  }
 
   const GgufValue& tokens = strings(file, "tokenizer.ggml.tokens");
   // Without it nobody knows which tokens are control tokens: a template's would be spelt out, and no reply would end.

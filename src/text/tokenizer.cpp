@@ -13,6 +13,7 @@
 #include "text/detokenizer.h"
 #include "text/gguf_tokenizer.h"
 #include "text/nfc.h"
+#include "text/tokenizer_config.h"
 
 namespace quern {
 namespace {
@@ -120,6 +121,7 @@ Tokenizer Tokenizer::from_model(const std::filesystem::path& model) {
   if (!std::filesystem::is_directory(folder, ignored)) return from_file(model);
   if (!std::filesystem::exists(folder / "tokenizer.json", ignored))
     throw Error(folder.string() + ": the folder has no tokenizer.json");
+  read_tokenizer_config(folder);  // refuses what encode() does not do
   return from_file(folder / "tokenizer.json");
 }
 

@@ -14,6 +14,9 @@
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "base/utf8.h"
+#include "checkpoint/gguf_writer.h"
+#include "checkpoint/safetensors_bytes.h"
+#include "text/gguf_tokenizer.h"
 #include "text/nfc.h"
 #include "text/random_text.h"
 
@@ -318,6 +321,43 @@ TEST(Tokenizer, what_is_not_supported_is_refused_by_name) {
   expect_refused([](Json& j) { at(j, "decoder") = Json(); }, "decoder");
   for (const char* flag : {"lstrip", "rstrip", "single_word", "normalized"})
     expect_refused([&](Json& j) { at(at(j, "added_tokens").as_array()[2], flag) = true; }, flag);
+}
+
+// Tokens or a space before every text: encode() adds none.
+TEST(Tokenizer, what_adds_to_a_text_is_refused_by_name) {
+  const test::TempFolder folder("adds");
+  const auto error_of = [&](const std::filesystem::path& model) -> std::string {
+    try {
+      Tokenizer::from_model(model);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const std::string json = read_file(kTiny);
+  test::write_text(folder.path / "tokenizer.json", json);
+  for (const char* key : {"add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"}) {
+    test::write_text(folder.path / "tokenizer_config.json", std::string("{\"") + key + "\": false}");
+    EXPECT_EQ(error_of(folder.path), "");
+    test::write_text(folder.path / "tokenizer_config.json", std::string("{\"") + key + "\": true}");
+    EXPECT_THAT(error_of(folder.path), testing::HasSubstr(std::string("tokenizer_config.json: ") + key +
+                                                          ": expected false, found true"));
+  }
+  const TokenizerSpec spec = read_tokenizer_json(json, "tokenizer.json");
+  for (const char* key : {"tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
+                          "tokenizer.ggml.add_sep_token", "tokenizer.ggml.add_space_prefix"}) {
+    for (const bool value : {false, true}) {
+      GgufKeys keys;
+      write_tokenizer_gguf(keys, spec, 4096);
+      keys.boolean(key, value);
+      const std::filesystem::path path = folder.path / "m.gguf";
+      std::filesystem::remove(path);
+      ThreadPool pool(1);
+      write_gguf(path, keys, {}, pool, {});
+      EXPECT_THAT(error_of(path),
+                  testing::HasSubstr(value ? std::string("m.gguf: ") + key + ": expected false" : ""));
+    }
+  }
 }
 
 TEST(Tokenizer, a_vocabulary_that_contradicts_itself_is_refused) {
