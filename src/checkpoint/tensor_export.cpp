@@ -21,7 +21,7 @@ int64_t ExportTensor::elements() const {
 }
 
 std::vector<ExportTensor> split_rows(const ExportTensor& tensor, int64_t parts) {
-  QUERN_CHECK(tensor.rows && tensor.shape.size() == 2 && tensor.name.ends_with(".weight"),
+  QUERN_CHECK((tensor.rows || tensor.encoded) && tensor.shape.size() == 2 && tensor.name.ends_with(".weight"),
               "split_rows of " + tensor.name);
   const std::string stem = tensor.name.substr(0, tensor.name.size() - std::string_view(".weight").size());
   const int64_t n = tensor.n_rows(), per_part = (n + parts - 1) / parts;
@@ -30,9 +30,14 @@ std::vector<ExportTensor> split_rows(const ExportTensor& tensor, int64_t parts) 
     ExportTensor t = tensor;
     t.name = stem + ".shard_" + std::to_string(out.size()) + ".weight";
     t.shape[0] = std::min(per_part, n - first);
-    t.rows = [rows = tensor.rows, first](int64_t begin, int64_t end, float* to) {
-      rows(first + begin, first + end, to);
-    };
+    if (tensor.rows)
+      t.rows = [rows = tensor.rows, first](int64_t begin, int64_t end, float* to) {
+        rows(first + begin, first + end, to);
+      };
+    if (tensor.encoded)
+      t.encoded = [encoded = tensor.encoded, first](int64_t begin, int64_t end, std::byte* to) {
+        encoded(first + begin, first + end, to);
+      };
     out.push_back(std::move(t));
   }
   return out;

@@ -33,7 +33,7 @@ struct ExportTensor {
 };
 
 // The tensor cut by rows into `parts` of equal size but the last, named stem.shard_N.weight for a tensor named
-// stem.weight. It must have `rows`.
+// stem.weight. It must have `rows` or `encoded`.
 std::vector<ExportTensor> split_rows(const ExportTensor& tensor, int64_t parts);
 
 // Where the bytes of the tensors go, in order.

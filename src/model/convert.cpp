@@ -3,8 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "checkpoint/gguf_names.h"
@@ -42,10 +43,15 @@ DType type_of(const SourceTensor& s, const Recipe& recipe, Overrides& overrides,
   if (is_vector(s)) {
     type = DType::F32;
   } else if (is_kept(s)) {
-    // 16 bits hold a BF16 source exactly; anything wider is kept wide, F32 when asked for.
-    if (!is_plain(type)) type = DType::BF16;
-    if (s.dtype == DType::F32 || s.dtype == DType::F16)
-      type = recipe.type == DType::BF16 ? DType::BF16 : DType::F32;
+    // What others stored in blocks is not rounded again.
+    if (recipe.type == DType::F32 || recipe.type == DType::BF16)
+      type = recipe.type;
+    else if (!is_plain(type) && !is_plain(s.dtype) && s.self_contained)
+      type = s.dtype;
+    else if (s.dtype == DType::F16)
+      type = recipe.type == DType::F16 ? DType::F16 : DType::F32;
+    else
+      type = s.dtype == DType::F32 ? DType::F32 : DType::BF16;
   } else if (!is_plain(type)) {
     const bool expert = s.group == TensorGroup::Expert || s.group == TensorGroup::MtpExpert;
     if (s.group == TensorGroup::Table)
@@ -56,36 +62,147 @@ DType type_of(const SourceTensor& s, const Recipe& recipe, Overrides& overrides,
   return fitting_type(overrides.apply(type, s, out_name), s.cols());
 }
 
-// Divides the tensor's rows (of each expert) by what makes their largest value 6 · 448, the largest that an NVFP4 block
-// holds; returns the tensor `….scale` of these factors.
-ExportTensor take_out_factor(ExportTensor& t) {
-  const int64_t parts = t.shape.size() == 3 ? t.shape[0] : 1, n = t.n_rows() / parts, k = t.cols();
+// Divides the tensors' rows (of each expert) by what makes their largest value 6 · 448, the largest that an NVFP4 block
+// holds; returns that factor's values. Gate and up of an expert share it, as ModelOpt's folders have it.
+std::shared_ptr<Lazy> take_out_factor(const std::vector<ExportTensor*>& group) {
+  const int64_t parts = group[0]->shape.size() == 3 ? group[0]->shape[0] : 1, n = group[0]->n_rows() / parts,
+                k = group[0]->cols();
+  std::vector<decltype(ExportTensor::rows)> all_rows;
+  for (const ExportTensor* t : group) all_rows.push_back(t->rows);
   std::vector<std::shared_ptr<Lazy>> factors;
   for (int64_t e = 0; e < parts; ++e) {
-    factors.push_back(std::make_shared<Lazy>([rows = t.rows, first = e * n, n, k] {
+    factors.push_back(std::make_shared<Lazy>([all_rows, first = e * n, n, k] {
       std::vector<float> row(static_cast<size_t>(k));
       float top = 0;
-      for (int64_t r = first; r < first + n; ++r) {
-        rows(r, r + 1, row.data());
-        top = std::max(top, largest_magnitude(row.data(), k));
+      for (const auto& rows : all_rows) {
+        for (int64_t r = first; r < first + n; ++r) {
+          rows(r, r + 1, row.data());
+          top = std::max(top, largest_magnitude(row.data(), k));
+        }
       }
       return std::vector<float>{top > 0 ? top / (kLargestE2m1 * kLargestE4m3) : 1};
     }));
   }
-  t.rows = [rows = t.rows, factors, n, k](int64_t begin, int64_t end, float* out) {
-    rows(begin, end, out);
-    for (int64_t r = begin; r < end; ++r) {
-      const float factor = factors[static_cast<size_t>(r / n)]->get()[0];
-      for (int64_t i = 0; i < k; ++i) out[(r - begin) * k + i] /= factor;
-    }
-  };
-  const auto all = std::make_shared<Lazy>([factors] {
+  for (ExportTensor* t : group) {
+    t->rows = [rows = t->rows, factors, n, k](int64_t begin, int64_t end, float* out) {
+      rows(begin, end, out);
+      for (int64_t r = begin; r < end; ++r) {
+        const float factor = factors[static_cast<size_t>(r / n)]->get()[0];
+        for (int64_t i = 0; i < k; ++i) out[(r - begin) * k + i] /= factor;
+      }
+    };
+  }
+  return std::make_shared<Lazy>([factors] {
     std::vector<float> values;
     for (const auto& f : factors) values.push_back(f->get()[0]);
     return values;
   });
-  return scale_tensor(t.name.substr(0, t.name.size() - 6) + "scale", DType::F32, {parts}, all);
 }
+
+// NVFP4 as the source has it, whose factors and scales of activations come beside it.
+void copy_fp4(ExportTensor& t, Fp4Rows rows) {
+  t.rows = nullptr;
+  t.encoded = [rows = std::move(rows), k = t.cols()](int64_t begin, int64_t end, std::byte* out) {
+    std::vector<std::byte> codes(static_cast<size_t>(k / 2)), scales(static_cast<size_t>(k / 16));
+    for (int64_t r = begin; r < end; ++r, out += row_bytes(DType::NVFP4, k)) {
+      rows(r, codes.data(), scales.data());
+      fp4_row_to_blocks(codes.data(), scales.data(), k, out);
+    }
+  };
+}
+
+class GgufTensors {
+ public:
+  GgufTensors(const Config& config, const Recipe& recipe)
+      : overrides(recipe.overrides),
+        config_(config),
+        recipe_(recipe),
+        layout_{config.n_layers, config.ple.layer} {}
+
+  void add(const SourceTensor& s, const std::string& logical, std::vector<int64_t> shape, int64_t first) {
+    push({made(s, logical, std::move(shape), first)});
+  }
+  // Gate and up of the routed experts.
+  void add_pair(const SourceTensor& gate, const SourceTensor& up) {
+    push({made(gate, gate.name + ".weight", gate.shape, 0), made(up, up.name + ".weight", up.shape, 0)});
+  }
+
+  // fc_embedding and fc_hidden side by side.
+  void add_joined(const SourceTensor& s, const SourceTensor& hidden) {
+    ExportTensor t;
+    t.name = gguf_of_logical("mtp.eh_proj.weight", layout_);
+    t.shape = {config_.d_model, 2 * int64_t{config_.d_model}};
+    t.dtype = fitting_type(type_of(s, recipe_, overrides, t.name), t.cols());
+    const int64_t k = s.cols();
+    if (s.self_contained && hidden.self_contained && s.dtype == t.dtype && hidden.dtype == t.dtype &&
+        k % dtype_info(t.dtype).block == 0) {
+      t.encoded = [&s, &hidden, size = row_bytes(t.dtype, k)](int64_t begin, int64_t end, std::byte* to) {
+        for (int64_t r = begin; r < end; ++r, to += 2 * size) {
+          std::memcpy(to, s.row(r), static_cast<size_t>(size));
+          std::memcpy(to + size, hidden.row(r), static_cast<size_t>(size));
+        }
+      };
+    } else {
+      t.rows = [&s, &hidden, k](int64_t begin, int64_t end, float* to) {
+        for (int64_t r = begin; r < end; ++r, to += 2 * k) {
+          s.decode(r, to);
+          hidden.decode(r, to + k);
+        }
+      };
+    }
+    out.push_back(std::move(t));
+  }
+
+  std::vector<ExportTensor> out;
+  Overrides overrides;
+
+ private:
+  struct Made {
+    ExportTensor tensor;
+    const SourceTensor* copied = nullptr;  // its factors go with it
+  };
+
+  Made made(const SourceTensor& s, const std::string& logical, std::vector<int64_t> shape, int64_t first) {
+    const HeadMaps maps = config_.delta.tiled_value_heads ? HeadMaps{} : head_maps(config_.delta, s.name);
+    const std::string name = gguf_of_logical(logical, layout_);
+    QUERN_CHECK(!name.empty(), "convert: GGUF has no name for " + logical);
+    Made m{piece(s, name, std::move(shape), type_of(s, recipe_, overrides, name), gguf_form(logical), maps,
+                 first),
+           nullptr};
+    if (m.tensor.dtype == DType::NVFP4 && m.tensor.rows) {
+      if (Fp4Rows rows = fp4_rows(s, maps, first)) {
+        copy_fp4(m.tensor, std::move(rows));
+        m.copied = &s;
+      }
+    }
+    return m;
+  }
+
+  // NVFP4 from numbers comes with a factor beside it, without which small weights fall below the blocks' own scales.
+  void push(std::vector<Made> group) {
+    std::vector<ExportTensor*> fresh;
+    for (Made& m : group) {
+      if (m.tensor.dtype == DType::NVFP4 && m.tensor.rows) fresh.push_back(&m.tensor);
+    }
+    const auto factor = fresh.empty() ? nullptr : take_out_factor(fresh);
+    for (Made& m : group) {
+      const bool is_fresh = m.tensor.dtype == DType::NVFP4 && m.tensor.rows;
+      const std::string stem = m.tensor.name.substr(0, m.tensor.name.size() - 6);
+      const int64_t parts = m.tensor.shape.size() == 3 ? m.tensor.shape[0] : 1;
+      out.push_back(std::move(m.tensor));
+      if (is_fresh) out.push_back(scale_tensor(stem + "scale", DType::F32, {parts}, factor));
+      if (m.copied == nullptr) continue;
+      const Fp4Form& form = *m.copied->fp4;
+      out.push_back(scale_tensor(stem + "scale", DType::F32, {parts}, form.factors));
+      if (!form.inputs.empty())
+        out.push_back(scale_tensor(stem + "input_scale", DType::F32, {parts}, form.inputs));
+    }
+  }
+
+  const Config& config_;
+  const Recipe& recipe_;
+  GgufLayout layout_;
+};
 
 }  // namespace
 
@@ -152,58 +269,32 @@ void check_recipe(const Recipe& recipe, bool gguf) {
 
 std::vector<ExportTensor> gguf_tensors(const std::vector<SourceTensor>& sources, const Config& config,
                                        const Recipe& recipe) {
-  const GgufLayout layout{config.n_layers, config.ple.layer};
-  std::vector<ExportTensor> out;
-  Overrides overrides(recipe.overrides);
-  const auto find = [&](std::string_view name) {
-    const auto at =
-        std::find_if(sources.begin(), sources.end(), [&](const SourceTensor& s) { return s.name == name; });
-    QUERN_CHECK(at != sources.end(), "convert: no source " + std::string(name));
-    return &*at;
-  };
-  for (const SourceTensor& s : sources) {
-    const HeadMaps maps = config.delta.tiled_value_heads ? HeadMaps{} : head_maps(config.delta, s.name);
-    const auto add = [&](const std::string& logical, std::vector<int64_t> shape, int64_t first) {
-      const std::string name = gguf_of_logical(logical, layout);
-      QUERN_CHECK(!name.empty(), "convert: GGUF has no name for " + logical);
-      ExportTensor t = piece(s, name, std::move(shape), type_of(s, recipe, overrides, name),
-                             gguf_form(logical), maps, first);
-      // NVFP4 from numbers: with a factor beside it, without which small weights fall below the blocks' own scales.
-      std::optional<ExportTensor> factor;
-      if (t.dtype == DType::NVFP4 && t.rows) factor = take_out_factor(t);
-      out.push_back(std::move(t));
-      if (factor) out.push_back(std::move(*factor));
-    };
-    if (s.name.ends_with("index_qk_proj.weight")) {
+  GgufTensors tensors(config, recipe);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const SourceTensor& s = sources[i];
+    if (s.name.ends_with(".index_qk_proj.weight")) {
       const std::string stem = s.name.substr(0, s.name.rfind("index_qk_proj"));
       const int64_t q = int64_t{config.indexer.n_heads} * config.indexer.d_head;
-      add(stem + "q_proj.weight", {q, s.cols()}, 0);
-      add(stem + "k_proj.weight", {config.indexer.d_head, s.cols()}, q);
+      tensors.add(s, stem + "q_proj.weight", {q, s.cols()}, 0);
+      tensors.add(s, stem + "k_proj.weight", {config.indexer.d_head, s.cols()}, q);
     } else if (s.name == "mtp.fc_embedding.weight") {
-      const SourceTensor* hidden = find("mtp.fc_hidden.weight");
-      ExportTensor t;
-      t.name = gguf_of_logical("mtp.eh_proj.weight", layout);
-      t.shape = {config.d_model, 2 * int64_t{config.d_model}};
-      t.dtype = fitting_type(type_of(s, recipe, overrides, t.name), t.cols());
-      t.rows = [&s, hidden, k = s.cols()](int64_t begin, int64_t end, float* to) {
-        for (int64_t r = begin; r < end; ++r, to += 2 * k) {
-          s.decode(r, to);
-          hidden->decode(r, to + k);
-        }
-      };
-      out.push_back(std::move(t));
-    } else if (s.name == "mtp.fc_hidden.weight") {
-      continue;
+      QUERN_CHECK(i + 1 < sources.size() && sources[i + 1].name == "mtp.fc_hidden.weight",
+                  "convert: fc_hidden does not follow fc_embedding");
+      tensors.add_joined(s, sources[++i]);
+    } else if (s.name.ends_with(".experts.gate_proj")) {
+      QUERN_CHECK(i + 1 < sources.size() && sources[i + 1].name.ends_with(".experts.up_proj"),
+                  "convert: up_proj does not follow gate_proj");
+      tensors.add_pair(s, sources[++i]);
     } else {
       std::vector<int64_t> shape = s.shape;
       if (s.shape.size() == 3 && s.shape[1] == 1) shape = {s.shape[0], s.shape[2]};  // conv1d
       if (s.name.ends_with("shared_expert_gate.weight")) shape = {s.shape.back()};   // one row
       const bool expert = s.name.find(".experts.") != std::string::npos;
-      add(expert ? s.name + ".weight" : s.name, std::move(shape), 0);
+      tensors.add(s, expert ? s.name + ".weight" : s.name, std::move(shape), 0);
     }
   }
-  overrides.check_all_taken();
-  return out;
+  tensors.overrides.check_all_taken();
+  return std::move(tensors.out);
 }
 
 void write_gguf_config(GgufKeys& keys, const Config& c, const NgramHash& hash, bool has_draft, DType type) {

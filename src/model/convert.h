@@ -5,7 +5,9 @@
 //   a GGUF block type routed experts in T; all other matrices, embedding and head in Q8_0 (the QSA o_proj never
 //                     less); the n-gram table in Q8_0 for T = Q8_0, else in IQ4_NL
 //   kept              norms, convolutions, decays, biases in F32; router, injections, the delta net's a and b and
-//                     the indexer in BF16 (F32 where the source is wider)
+//                     the indexer in BF16 (F32 where the source is wider, the source's blocks where it has some)
+// What a source stores as the target does is copied: blocks of one type, NVFP4 with its factors between the containers,
+// FP8 with its scales.
 // NVFP4 in GGUF comes with a ….scale tensor: one factor a matrix or an expert.
 // In a Hugging Face folder, where what is not named stays BF16:
 //   FP8               routed experts, the draft block's too, one by one with a scale per 128 × 128 block; the n-gram

@@ -20,7 +20,8 @@ namespace quern {
 namespace {
 
 constexpr int64_t kBlock = 128;  // rows and columns that share an FP8 scale
-// What ModelOpt's files say of activations. We have not seen any: values up to 6 · 448 / 64 = 42 are representable.
+// What ModelOpt's files say of activations, where the source says nothing: values up to 6 · 448 / 64 = 42 are
+// representable.
 constexpr float kInputScale = 1.0f / 64;
 
 float to_bf16(float x) { return quant::bf16_to_float(float_to_bf16(x)); }
@@ -29,11 +30,33 @@ struct Matrix {
   std::string name;
   int64_t n = 0, k = 0;
   std::function<void(int64_t r, float* out)> row;
+  // The source, where the rows are its rows from `first` on, of its part `part`.
+  const SourceTensor* source = nullptr;
+  int64_t first = 0, part = 0;
+  Fp4Rows fp4;  // the rows as NVFP4, where they are stored so
 };
 
 // name.weight F8_E4M3 and name.weight_scale_inv BF16, a scale for each 128 × 128 block: its largest value becomes 448.
+// What is FP8 already is copied, with its scales and their type.
 void add_fp8(std::vector<ExportTensor>& out, const Matrix& m) {
   const int64_t rows = (m.n + kBlock - 1) / kBlock, cols = (m.k + kBlock - 1) / kBlock;
+  if (m.source != nullptr && m.source->fp8) {
+    ExportTensor w;
+    w.name = m.name + ".weight";
+    w.dtype = DType::F8E4M3;
+    w.shape = {m.n, m.k};
+    w.encoded = [m](int64_t begin, int64_t end, std::byte* to) {
+      for (int64_t r = begin; r < end; ++r, to += m.k)
+        std::memcpy(to, m.source->row(m.first + r), static_cast<size_t>(m.k));
+    };
+    std::vector<float> scales;
+    for (int64_t i = 0; i < rows * cols; ++i)
+      scales.push_back(m.source->fp8->scale(m.part, i / cols, i % cols));
+    out.push_back(std::move(w));
+    out.push_back(
+        scale_tensor(m.name + ".weight_scale_inv", m.source->fp8->type, {rows, cols}, std::move(scales)));
+    return;
+  }
   const auto scales = std::make_shared<Lazy>([m, rows, cols] {
     std::vector<float> top(static_cast<size_t>(rows * cols)), row(static_cast<size_t>(m.k));
     for (int64_t r = 0; r < m.n; ++r) {
@@ -61,9 +84,37 @@ void add_fp8(std::vector<ExportTensor>& out, const Matrix& m) {
   out.push_back(scale_tensor(m.name + ".weight_scale_inv", DType::BF16, {rows, cols}, scales));
 }
 
+// name.weight and .weight_scale by a function of the row that writes its codes and its scales.
+void add_codes(std::vector<ExportTensor>& out, const Matrix& m, const Fp4Rows& encode) {
+  for (const bool codes : {true, false}) {
+    ExportTensor t;
+    t.name = m.name + (codes ? ".weight" : ".weight_scale");
+    t.dtype = codes ? DType::F4E2M1 : DType::F8E4M3;
+    t.shape = {m.n, codes ? m.k : m.k / 16};
+    t.encoded = [encode, codes, k = m.k](int64_t begin, int64_t end, std::byte* to) {
+      std::vector<std::byte> other(static_cast<size_t>(codes ? k / 16 : k / 2));
+      for (int64_t r = begin; r < end; ++r, to += codes ? k / 2 : k / 16)
+        encode(r, codes ? to : other.data(), codes ? other.data() : to);
+    };
+    out.push_back(std::move(t));
+  }
+}
+
 // ModelOpt's four tensors for each matrix; those of one call share weight_scale_2, so that the largest scale of 16
-// columns is 448.
+// columns is 448. What is stored so already is copied, with its factors and scales of activations.
 void add_nvfp4(std::vector<ExportTensor>& out, const std::vector<Matrix>& group) {
+  if (std::all_of(group.begin(), group.end(), [](const Matrix& m) { return bool(m.fp4); })) {
+    for (const Matrix& m : group) {
+      const Fp4Form& form = *m.source->fp4;
+      const auto part = static_cast<size_t>(m.part);
+      add_codes(out, m, m.fp4);
+      out.push_back(
+          scale_tensor(m.name + ".weight_scale_2", DType::F32, {}, std::vector{form.factors[part]}));
+      out.push_back(scale_tensor(m.name + ".input_scale", DType::F32, {},
+                                 std::vector{form.inputs.empty() ? kInputScale : form.inputs[part]}));
+    }
+    return;
+  }
   const auto global = std::make_shared<Lazy>([group] {
     float top = 0;
     for (const Matrix& m : group) {
@@ -76,27 +127,13 @@ void add_nvfp4(std::vector<ExportTensor>& out, const std::vector<Matrix>& group)
     return std::vector<float>{top > 0 ? top / (kLargestE2m1 * kLargestE4m3) : 1};
   });
   for (const Matrix& m : group) {
-    const auto part = [&](const char* what, DType dtype, int64_t cols, bool codes) {
-      ExportTensor t;
-      t.name = m.name + what;
-      t.dtype = dtype;
-      t.shape = {m.n, cols};
-      t.encoded = [m, global, codes](int64_t begin, int64_t end, std::byte* to) {
-        std::vector<float> row(static_cast<size_t>(m.k));
-        std::vector<std::byte> other(static_cast<size_t>(codes ? m.k / 16 : m.k / 2));
-        for (int64_t r = begin; r < end; ++r, to += codes ? m.k / 2 : m.k / 16) {
-          m.row(r, row.data());
-          encode_fp4_row(row.data(), m.k, global->get()[0], codes ? to : other.data(),
-                         codes ? other.data() : to);
-        }
-      };
-      out.push_back(std::move(t));
-    };
-    part(".weight", DType::F4E2M1, m.k, true);
-    part(".weight_scale", DType::F8E4M3, m.k / 16, false);
+    add_codes(out, m, [m, global](int64_t r, std::byte* codes, std::byte* scales) {
+      std::vector<float> row(static_cast<size_t>(m.k));
+      m.row(r, row.data());
+      encode_fp4_row(row.data(), m.k, global->get()[0], codes, scales);
+    });
     out.push_back(scale_tensor(m.name + ".weight_scale_2", DType::F32, {}, global));
-    out.push_back(scale_tensor(m.name + ".input_scale", DType::F32, {},
-                               std::make_shared<Lazy>([] { return std::vector<float>{kInputScale}; })));
+    out.push_back(scale_tensor(m.name + ".input_scale", DType::F32, {}, std::vector{kInputScale}));
   }
 }
 
@@ -122,9 +159,8 @@ DType stored_type(const SourceTensor& s, const std::string& name, const Recipe& 
   return type;
 }
 
-// The one scale of an FP8 table, as BF16: what its source has, or so that the largest value becomes 448.
+// The one scale of an FP8 table, as BF16, with which the largest value becomes 448.
 float table_scale(const SourceTensor& s, ThreadPool& pool) {
-  if (s.whole_scale > 0) return to_bf16(s.whole_scale);
   float top = 0;
   std::mutex mutex;
   const int64_t stretch = std::max<int64_t>(1, (int64_t{64} << 20) / s.cols());
@@ -182,20 +218,28 @@ class Folder {
   void add_table(const SourceTensor& s) {
     const std::string name = hugging_face_name(s.name);
     const DType type = stored_type(s, name, recipe_, overrides);
-    ExportTensor t = piece(s, name, s.shape, DType::F32, WeightForm::Plain, {}, 0);
-    t.dtype = type;
-    const float scale = type == DType::F8E4M3 ? table_scale(s, pool_) : 1;
-    t.encoded = nullptr;  // split_rows takes numbers
-    t.rows = [&s, scale, k = s.cols()](int64_t begin, int64_t end, float* to) {
-      for (int64_t r = begin; r < end; ++r, to += k) {
-        s.decode(r, to);
-        for (int64_t i = 0; scale != 1 && i < k; ++i) to[i] /= scale;
-      }
-    };
+    ExportTensor t = piece(s, name, s.shape, type, WeightForm::Plain, {}, 0);
+    DType scale_type = DType::BF16;
+    float scale = 1;
+    if (type == DType::F8E4M3 && s.fp8) {  // copied, like its scale
+      scale_type = s.fp8->type;
+      scale = s.fp8->scale(0, 0, 0);
+      t.rows = nullptr;
+      t.encoded = [&s, k = s.cols()](int64_t begin, int64_t end, std::byte* to) {
+        for (int64_t r = begin; r < end; ++r, to += k) std::memcpy(to, s.row(r), static_cast<size_t>(k));
+      };
+    } else if (type == DType::F8E4M3) {
+      scale = table_scale(s, pool_);
+      t.rows = [&s, scale, k = s.cols()](int64_t begin, int64_t end, float* to) {
+        for (int64_t r = begin; r < end; ++r, to += k) {
+          s.decode(r, to);
+          for (int64_t i = 0; i < k; ++i) to[i] /= scale;
+        }
+      };
+    }
     for (ExportTensor& part : split_rows(t, table_parts_)) out.push_back(std::move(part));
     if (type == DType::F8E4M3)
-      out.push_back(scale_tensor(name + "_scale", DType::BF16, {1},
-                                 std::make_shared<Lazy>([scale] { return std::vector<float>{scale}; })));
+      out.push_back(scale_tensor(name + "_scale", scale_type, {1}, std::vector{scale}));
     const std::string stem = name.substr(0, name.find("ngram_embedding"));
     add_constants(stem + "layer_multipliers", hash_.multiplier);
     add_constants(stem + "ngram_heads_vocab_sizes", hash_.vocab);
@@ -211,7 +255,14 @@ class Folder {
       return;
     }
     const ExportTensor floats = piece(s, name, s.shape, DType::F32, WeightForm::Plain, maps, 0);
-    const Matrix m{name.substr(0, name.size() - 7), s.n_rows(), s.cols(), row_of(floats)};
+    const Matrix m{name.substr(0, name.size() - 7),
+                   s.n_rows(),
+                   s.cols(),
+                   row_of(floats),
+                   &s,
+                   0,
+                   0,
+                   fp4_rows(s, maps, 0)};
     type == DType::F8E4M3 ? add_fp8(out, m) : add_nvfp4(out, {m});
   }
 
@@ -233,7 +284,8 @@ class Folder {
       for (const auto& [which, s] : kinds) {
         const int64_t n = s->shape[1];
         group.push_back({fmt::format("{}{}.{}", stem, e, which), n, s->cols(),
-                         [s = s, first = e * n](int64_t r, float* to) { s->decode(first + r, to); }});
+                         [s = s, first = e * n](int64_t r, float* to) { s->decode(first + r, to); }, s, e * n,
+                         e, fp4_rows(*s, {}, e * n)});
       }
       if (type == DType::F4E2M1) {
         add_nvfp4(out, group);

@@ -94,6 +94,28 @@ ExportTensor piece(const SourceTensor& s, std::string name, std::vector<int64_t>
   return t;
 }
 
+Fp4Rows fp4_rows(const SourceTensor& s, const HeadMaps& maps, int64_t first) {
+  if (!s.fp4) return {};
+  const int64_t groups = s.cols() / 16;
+  for (int64_t g = 0; maps.cols && g < groups; ++g) {
+    if (maps.cols(16 * g) % 16 != 0 || maps.cols(16 * g + 15) != maps.cols(16 * g) + 15) return {};
+  }
+  const auto source_row = [maps, first](int64_t r) { return maps.rows ? maps.rows(first + r) : first + r; };
+  if (!maps.cols)
+    return [&s, source_row](int64_t r, std::byte* codes, std::byte* scales) {
+      s.fp4->row(source_row(r), codes, scales);
+    };
+  return [&s, source_row, maps, groups](int64_t r, std::byte* codes, std::byte* scales) {
+    std::vector<std::byte> row(static_cast<size_t>(9 * groups));
+    s.fp4->row(source_row(r), row.data(), row.data() + 8 * groups);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t from = maps.cols(16 * g) / 16;
+      std::memcpy(codes + 8 * g, row.data() + 8 * from, 8);
+      scales[g] = row[static_cast<size_t>(8 * groups + from)];
+    }
+  };
+}
+
 DType Overrides::apply(DType type, const SourceTensor& source, std::string_view name) {
   for (size_t i = 0; i < list_.size(); ++i) {
     const auto& [pattern, wanted] = list_[i];
@@ -128,6 +150,12 @@ ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> sh
     std::copy(scales->get().begin() + begin * k, scales->get().begin() + end * k, out);
   };
   return t;
+}
+
+ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
+                          std::vector<float> scales) {
+  return scale_tensor(std::move(name), dtype, std::move(shape),
+                      std::make_shared<Lazy>([scales = std::move(scales)] { return scales; }));
 }
 
 }  // namespace quern

@@ -32,6 +32,11 @@ HeadMaps head_maps(const DeltaNetConfig& source, std::string_view name);
 ExportTensor piece(const SourceTensor& source, std::string name, std::vector<int64_t> shape, DType dtype,
                    WeightForm form, const HeadMaps& maps, int64_t first);
 
+// Rows [first, …) of the source as Fp4Form has them, in the target's order; empty where the source is stored otherwise
+// or the columns' order cuts groups.
+using Fp4Rows = std::function<void(int64_t r, std::byte* codes, std::byte* scales)>;
+Fp4Rows fp4_rows(const SourceTensor& source, const HeadMaps& maps, int64_t first);
+
 // A recipe's overrides in one export, and which of them a tensor took.
 class Overrides {
  public:
@@ -68,5 +73,7 @@ class Lazy {
 // Scales, of this type and shape.
 ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
                           std::shared_ptr<Lazy> scales);
+ExportTensor scale_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
+                          std::vector<float> scales);
 
 }  // namespace quern

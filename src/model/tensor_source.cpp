@@ -2,10 +2,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <utility>
 
 #include "base/check.h"
+#include "ops/quant_encode.h"
 #include "ops/quant_formats.h"
 
 namespace quern {
@@ -24,8 +27,14 @@ struct Rows {
   const TensorView* scale16 = nullptr;
   float global = 1;
   const TensorView* scale_of_parts = nullptr;  // GGUF: `global` of each expert, or one for all
+  const TensorView* input_scale = nullptr;     // of activations, likewise
 
   void decode(int64_t r, float* out) const;
+  // Whether fp4() is this row; its codes and scales.
+  bool is_fp4() const { return scale16 != nullptr || view->dtype == DType::NVFP4; }
+  void fp4(int64_t r, std::byte* codes, std::byte* scales) const;
+  // Of block (i, j) of 128 × 128, or the one scale.
+  float fp8_scale(int64_t i, int64_t j) const;
 };
 
 float scale_at(const TensorView& t, int64_t i) {
@@ -54,9 +63,23 @@ void Rows::decode(int64_t r, float* out) const {
   }
   if (scale == nullptr) return;
   for (int64_t b = 0; b * 128 < k; ++b) {
-    const float s = scale_at(*scale, scale_cols > 0 ? r / 128 * scale_cols + b : 0);
+    const float s = fp8_scale(r / 128, b);
     for (int64_t i = 128 * b; i < std::min(k, 128 * (b + 1)); ++i) out[i] *= s;
   }
+}
+
+float Rows::fp8_scale(int64_t i, int64_t j) const {
+  return scale_at(*scale, scale_cols > 0 ? i * scale_cols + j : 0);
+}
+
+void Rows::fp4(int64_t r, std::byte* codes, std::byte* scales) const {
+  const std::byte* from = data + r * stride;
+  if (scale16 != nullptr) {
+    std::memcpy(codes, from, static_cast<size_t>(k / 2));
+    std::memcpy(scales, scale16->bytes.data() + r * (k / 16), static_cast<size_t>(k / 16));
+    return;
+  }
+  blocks_to_fp4_row(from, k, codes, scales);
 }
 
 class Lister {
@@ -77,9 +100,11 @@ class Lister {
     const bool borrowed = checkpoint_.kind() == Checkpoint::Kind::Gguf && !checkpoint_.find(name) &&
                           name.starts_with("mtp.hyper_connection_mixer.");
     const TensorView& view = checkpoint_.take(borrowed ? name.substr(4) : name);
-    check_shape(view, listed.shape);
     const int64_t k =
         listed.shape.size() == 3 && listed.shape[1] == 1 ? listed.shape[2] : listed.shape.back();
+    std::vector<int64_t> stored = listed.shape;
+    if (view.dtype == DType::U8) stored.back() /= 2;
+    check_shape(view, stored);
     int64_t n = 1;
     for (const int64_t d : listed.shape) n *= d;
     push(listed, name, listed.shape, {matrix(view, n / k, k)}, n / k);
@@ -94,12 +119,18 @@ class Lister {
 
  private:
   void check_shape(const TensorView& t, const std::vector<int64_t>& shape) {
-    std::vector<int64_t> a, b;
-    for (const int64_t d : t.shape) d != 1 ? a.push_back(d) : void();
-    for (const int64_t d : shape) d != 1 ? b.push_back(d) : void();
-    if (a != b)
+    if (squeezed(t.shape) != squeezed(shape))
       throw Error(fmt::format("{}: expected shape {}, found {}", checkpoint_.where(t), shape_text(shape),
                               t.shape_text()));
+  }
+
+  // What a file says of activations: one number, or one for each expert.
+  const TensorView* input_scale(const std::string& name) {
+    const TensorView* t = checkpoint_.take_if(name);
+    if (t != nullptr && (t->dtype != DType::F32 || (t->elements() != 1 && t->elements() != c_.n_experts)))
+      throw Error(fmt::format("{}: expected 1 or {} F32 scales, found {} {}", checkpoint_.where(*t),
+                              c_.n_experts, quern::name(t->dtype), t->shape_text()));
+    return t;
   }
 
   // The matrix and whatever scales lie beside it.
@@ -121,13 +152,13 @@ class Lister {
         throw Error(fmt::format("{}: expected an F32 scale, found {}", checkpoint_.where(global),
                                 name(global.dtype)));
       rows.global = scale_at(global, 0);
-      checkpoint_.take_if(t.name.substr(0, t.name.size() - 7) + ".input_scale");
+      rows.input_scale = input_scale(t.name.substr(0, t.name.size() - 7) + ".input_scale");
       return rows;
     }
     rows.stride = row_bytes(t.dtype, k);
     if (checkpoint_.kind() == Checkpoint::Kind::Gguf && t.name.ends_with(".weight")) {
       const std::string base = t.name.substr(0, t.name.size() - 6);
-      checkpoint_.take_if(base + "input_scale");
+      rows.input_scale = input_scale(base + "input_scale");
       if (const TensorView* one = checkpoint_.take_if(base + "scale")) {
         if (one->dtype != DType::F32)
           throw Error(
@@ -163,6 +194,22 @@ class Lister {
     return scale_at(*scale, e);
   }
 
+  static Fp4Form fp4_form(const std::shared_ptr<const std::vector<Rows>>& parts, int64_t per_part) {
+    Fp4Form f;
+    f.row = [parts, per_part](int64_t r, std::byte* codes, std::byte* scales) {
+      (*parts)[static_cast<size_t>(r / per_part)].fp4(r % per_part, codes, scales);
+    };
+    for (size_t i = 0; i < parts->size(); ++i) {
+      const Rows& p = (*parts)[i];
+      f.factors.push_back(p.global);
+      if (p.input_scale != nullptr)
+        f.inputs.push_back(
+            scale_at(*p.input_scale, p.input_scale->elements() == 1 ? 0 : static_cast<int64_t>(i)));
+    }
+    if (f.inputs.size() != f.factors.size()) f.inputs.clear();
+    return f;
+  }
+
   // One tensor whose rows come from parts of `per_part` rows each.
   void push(const ListedTensor& listed, std::string name, std::vector<int64_t> shape, std::vector<Rows> parts,
             int64_t per_part) {
@@ -176,11 +223,18 @@ class Lister {
       if (p.view->dtype != t.dtype)
         throw Error(fmt::format("{}: expected {} as its neighbours, found {}", checkpoint_.where(*p.view),
                                 quern::name(t.dtype), quern::name(p.view->dtype)));
-      t.self_contained = t.self_contained && p.scale == nullptr && p.scale16 == nullptr && p.global == 1;
+      t.self_contained = t.self_contained && p.scale == nullptr && p.scale16 == nullptr &&
+                         p.scale_of_parts == nullptr && !(p.is_fp4() && p.input_scale != nullptr);
     }
-    if (listed.group == TensorGroup::Table && parts[0].scale != nullptr)
-      t.whole_scale = scale_at(*parts[0].scale, 0);
-    const auto shared = std::make_shared<std::vector<Rows>>(std::move(parts));
+    const auto shared = std::make_shared<const std::vector<Rows>>(std::move(parts));
+    if (shared->front().is_fp4()) t.fp4 = fp4_form(shared, per_part);
+    if (t.dtype == DType::F8E4M3) {
+      const bool wide = std::any_of(shared->begin(), shared->end(),
+                                    [](const Rows& p) { return p.scale->dtype == DType::F32; });
+      t.fp8 = {wide ? DType::F32 : DType::BF16, [shared](int64_t part, int64_t i, int64_t j) {
+                 return (*shared)[static_cast<size_t>(part)].fp8_scale(i, j);
+               }};
+    }
     t.row = [shared, per_part](int64_t r) {
       const Rows& p = (*shared)[static_cast<size_t>(r / per_part)];
       return p.data + r % per_part * p.stride;
@@ -215,6 +269,12 @@ class Lister {
     }
   }
 
+  Rows expert(const std::string& name, int64_t n, int64_t k) {
+    const TensorView& t = checkpoint_.take(name);
+    check_shape(t, {n, t.dtype == DType::U8 ? k / 2 : k});
+    return matrix(t, n, k);
+  }
+
   // [E, n, k] in one piece, or an expert at a time.
   void add_experts(const ListedTensor& listed, const std::string& stem, const std::string& which, int64_t n,
                    int64_t k) {
@@ -233,7 +293,7 @@ class Lister {
       if (checkpoint_.kind() == Checkpoint::Kind::Gguf)
         checkpoint_.take(stem + which + ".weight");  // throws: GGUF knows no other layout
       for (int64_t e = 0; e < c_.n_experts; ++e)
-        parts.push_back(matrix(checkpoint_.take(fmt::format("{}{}.{}.weight", stem, e, which)), n, k));
+        parts.push_back(expert(fmt::format("{}{}.{}.weight", stem, e, which), n, k));
     }
     push(listed, stem + which, {c_.n_experts, n, k}, std::move(parts), n);
   }

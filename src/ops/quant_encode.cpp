@@ -117,4 +117,36 @@ void encode_fp4_row(const float* values, int64_t k, float global_scale, std::byt
   }
 }
 
+void fp4_row_to_blocks(const std::byte* codes, const std::byte* scales, int64_t k, std::byte* blocks) {
+  QUERN_CHECK(k % 64 == 0, "fp4_row_to_blocks: no whole number of blocks");
+  for (int64_t i = 0; i < k; i += 64, blocks += sizeof(quant::BlockNVFP4)) {
+    quant::BlockNVFP4 b;
+    for (int g = 0; g < 4; ++g) {
+      const auto scale = std::to_integer<unsigned>(scales[i / 16 + g]);
+      const unsigned flip = (scale & 0x80) >> 4;
+      b.s[g] = scale & 0x7f;
+      const auto nibble = [&](int j) {
+        const auto byte = std::to_integer<unsigned>(codes[i / 2 + 8 * g + j / 2]);
+        return ((j % 2 ? byte >> 4 : byte & 15) ^ flip) & 15;
+      };
+      for (int j = 0; j < 8; ++j) b.q[8 * g + j] = static_cast<uint8_t>(nibble(j) | nibble(j + 8) << 4);
+    }
+    std::memcpy(blocks, &b, sizeof b);
+  }
+}
+
+void blocks_to_fp4_row(const std::byte* blocks, int64_t k, std::byte* codes, std::byte* scales) {
+  QUERN_CHECK(k % 64 == 0, "blocks_to_fp4_row: no whole number of blocks");
+  for (int64_t i = 0; i < k; i += 64, blocks += sizeof(quant::BlockNVFP4)) {
+    quant::BlockNVFP4 b;
+    std::memcpy(&b, blocks, sizeof b);
+    for (int g = 0; g < 4; ++g) {
+      scales[i / 16 + g] = static_cast<std::byte>(b.s[g] & 0x7f);
+      const auto nibble = [&](int j) { return j < 8 ? b.q[8 * g + j] & 15 : b.q[8 * g + j - 8] >> 4; };
+      for (int j = 0; j < 16; j += 2)
+        codes[i / 2 + 8 * g + j / 2] = static_cast<std::byte>(nibble(j) | nibble(j + 1) << 4);
+    }
+  }
+}
+
 }  // namespace quern

@@ -22,6 +22,11 @@ void encode_row(DType dtype, const float* values, int64_t k, std::byte* out);
 // scales; a value is code · scale · global_scale.
 void encode_fp4_row(const float* values, int64_t k, float global_scale, std::byte* codes, std::byte* scales);
 
+// The same row between that form and GGUF's NVFP4 blocks, k a multiple of 64; exact. A scale's sign, which blocks lack,
+// goes to its codes.
+void fp4_row_to_blocks(const std::byte* codes, const std::byte* scales, int64_t k, std::byte* blocks);
+void blocks_to_fp4_row(const std::byte* blocks, int64_t k, std::byte* codes, std::byte* scales);
+
 uint16_t float_to_half(float x);
 uint16_t float_to_bf16(float x);
 uint8_t float_to_e4m3(float x);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "base/check.h"
@@ -235,15 +236,115 @@ TEST(QuantisedFolder, fp8_has_the_released_layout_and_reads_as_its_numbers) {
   expect_same_model(folder.path / "fp8", folder.path / "f32", Products::Float);
 }
 
-// What is FP8 already comes out as it went in.
+// A folder as others may have written it: any codes, scales that no rule of ours would choose, of float32 where the
+// layout leaves the type open.
+void write_foreign(const fs::path& out, DType type,
+                   const std::vector<std::pair<std::string, DType>>& overrides) {
+  const auto from = Checkpoint::open(kTiny);
+  from->skip("visual.");
+  const Config config = read_config(*from);
+  const std::vector<SourceTensor> sources = source_tensors(*from, config);
+  ThreadPool pool(2);
+  const Recipe recipe{.type = type, .overrides = overrides};
+  std::vector<ExportTensor> tensors =
+      hugging_face_tensors(sources, config, read_ngram_table(*from, config).hash, recipe, 3, pool);
+  uint64_t seed = 0;
+  for (ExportTensor& t : tensors) {
+    const auto random = [seed = ++seed * 0x9e3779b97f4a7c15](int64_t i) {
+      const uint64_t x = (seed + static_cast<uint64_t>(i)) * 0xbf58476d1ce4e5b9;
+      return static_cast<uint8_t>((x ^ x >> 31) * 0x94d049bb133111eb >> 40);
+    };
+    if (t.dtype == DType::F4E2M1 || t.dtype == DType::F8E4M3) {
+      const bool codes = t.dtype == DType::F4E2M1, scales = t.name.ends_with("_scale");
+      t.rows = nullptr;
+      t.encoded = [=, size = row_bytes(t.dtype, t.cols())](int64_t begin, int64_t end, std::byte* to) {
+        for (int64_t i = begin * size; i < end * size; ++i) {
+          const uint8_t byte = random(i);
+          // Scales have no sign; 0x7f and 0xff are no numbers.
+          *to++ = static_cast<std::byte>(codes                          ? byte
+                                         : scales                       ? byte % 0x7f
+                                         : byte == 0x7f || byte == 0xff ? 1
+                                                                        : byte);
+        }
+      };
+    } else if (t.name.find("_scale") != std::string::npos) {
+      t.dtype = DType::F32;
+      t.rows = [=, k = t.cols()](int64_t begin, int64_t end, float* to) {
+        for (int64_t i = begin * k; i < end * k; ++i)
+          *to++ = 0x1p-14f * (1 + static_cast<float>(random(i)) / 3);
+      };
+    }
+  }
+  fs::create_directory(out);
+  write_safetensors(out, tensors, pool);
+  test::write_text(out / "config.json", write_json(hugging_face_config(config, tensors, 3)));
+}
+
+using Names = std::function<bool(const std::string&)>;
+void expect_same_bytes(const fs::path& a_path, const fs::path& b_path, const Names& compared = {}) {
+  const auto a = Checkpoint::open(a_path), b = Checkpoint::open(b_path);
+  EXPECT_EQ(a->tensors().size(), b->tensors().size());
+  for (const TensorView& t : a->tensors()) {
+    if (compared && !compared(t.name)) continue;
+    const TensorView* other = b->find(t.name);
+    ASSERT_NE(other, nullptr) << t.file_name;
+    EXPECT_TRUE(t.dtype == other->dtype && t.shape == other->shape &&
+                std::ranges::equal(t.bytes, other->bytes))
+        << t.file_name;
+  }
+}
+
+// What is quantised already comes out as it went in, whoever quantised it.
 TEST(QuantisedFolder, fp8_again_is_the_same_to_the_byte) {
   const test::TempFolder folder("fp8");
   convert(kTiny, folder.path / "a", {.type = DType::F8E4M3, .overrides = {}});
   convert(folder.path / "a", folder.path / "b", {.type = DType::F8E4M3, .overrides = {}});
-  const auto a = Checkpoint::open(folder.path / "a"), b = Checkpoint::open(folder.path / "b");
-  ASSERT_EQ(a->tensors().size(), b->tensors().size());
-  for (const TensorView& t : a->tensors())
-    EXPECT_TRUE(std::ranges::equal(t.bytes, b->find(t.name)->bytes)) << t.file_name;
+  expect_same_bytes(folder.path / "a", folder.path / "b");
+  const std::vector<std::pair<std::string, DType>> overrides{
+      {"*layers.2.linear_attn.in_proj_z.weight", DType::F8E4M3}};
+  write_foreign(folder.path / "c", DType::F8E4M3, overrides);
+  convert(folder.path / "c", folder.path / "d", {.type = DType::F8E4M3, .overrides = overrides});
+  expect_same_bytes(folder.path / "c", folder.path / "d");
+}
+
+// The same of NVFP4, with its factors and scales of activations, and by way of a GGUF file, which tiles value heads: in
+// the columns of out_proj whole groups change places.
+TEST(QuantisedFolder, nvfp4_again_is_the_same_to_the_byte) {
+  const test::TempFolder folder("nvfp4");
+  const std::vector<std::pair<std::string, DType>> overrides{
+      {"*layers.2.linear_attn.in_proj_z.weight", DType::NVFP4},
+      {"*layers.2.linear_attn.out_proj.weight", DType::NVFP4},
+      {"*ngram_embedding*", DType::BF16},
+      {"mtp.*.experts.*", DType::F8E4M3}};
+  write_foreign(folder.path / "a", DType::NVFP4, overrides);
+  convert(folder.path / "a", folder.path / "b", {.type = DType::NVFP4, .overrides = overrides});
+  expect_same_bytes(folder.path / "a", folder.path / "b");
+
+  const auto from = Checkpoint::open(folder.path / "a");
+  const Config config = read_config(*from);
+  const std::vector<SourceTensor> sources = source_tensors(*from, config);
+  GgufKeys keys;
+  write_gguf_config(keys, config, read_ngram_table(*from, config).hash, true, DType::NVFP4);
+  keys.u32("qwen4exp.vocab_size", config.vocab);
+  ThreadPool pool(2);
+  const Recipe recipe{.type = DType::NVFP4,
+                      .overrides = {{"*", DType::BF16},
+                                    {"*ffn_*_exps.weight", DType::NVFP4},
+                                    {"blk.2.attn_gate.weight", DType::NVFP4},
+                                    {"blk.2.ssm_out.weight", DType::NVFP4}}};
+  write_gguf(folder.path / "m.gguf", keys, gguf_tensors(sources, config, recipe), pool);
+  const auto a = values_of(folder.path / "a"), gguf = values_of(folder.path / "m.gguf");
+  const std::vector<float>&was = a.at("layers.5.mlp.experts.up_proj"),
+        &is = gguf.at("layers.5.mlp.experts.up_proj");
+  EXPECT_LT(apart(is.data(), was.data(), was.size()), 1e-7);
+  // 96 columns are no whole number of GGUF's blocks of 64, so down_proj goes another way.
+  convert(folder.path / "m.gguf", folder.path / "c", {.type = DType::NVFP4, .overrides = overrides});
+  expect_same_bytes(folder.path / "a", folder.path / "c", [](const std::string& name) {
+    return name.starts_with("layers.") && name.find("down_proj") == std::string::npos &&
+           (name.find(".experts.") != std::string::npos ||
+            name.starts_with("layers.2.linear_attn.in_proj_z") ||
+            name.starts_with("layers.2.linear_attn.out_proj"));
+  });
 }
 
 TEST(QuantisedFolder, nvfp4_has_modelopts_layout_and_reads_as_its_numbers) {

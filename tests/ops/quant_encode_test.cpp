@@ -155,5 +155,31 @@ TEST(QuantEncode, odd_rows_stay_finite) {
   }
 }
 
+// Every code beside every scale, between ModelOpt's rows and GGUF's blocks: the numbers stay, and so do the bytes but for
+// a scale's sign, which blocks keep in the codes.
+TEST(QuantEncode, fp4_rows_and_blocks_hold_the_same_numbers) {
+  constexpr int64_t kCols = 256 * 16;
+  std::vector<std::byte> codes(kCols / 2), scales(kCols / 16), blocks(kCols / 64 * 36),
+      codes_back(codes.size()), scales_back(scales.size());
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::byte>(0x10 + i * 0x9d + i / 8);
+  for (size_t i = 0; i < scales.size(); ++i) scales[i] = static_cast<std::byte>(i);
+  fp4_row_to_blocks(codes.data(), scales.data(), kCols, blocks.data());
+  std::vector<float> values(kCols);
+  decode_row(DType::NVFP4, blocks.data(), kCols, values.data());
+  for (size_t i = 0; i < kCols; ++i) {
+    const auto byte = std::to_integer<unsigned>(codes[i / 2]);
+    const float scale = quant::e4m3_to_float(std::to_integer<uint8_t>(scales[i / 16]));
+    if (std::isnan(scale)) continue;
+    ASSERT_EQ(values[i], scale * quant::e2m1_to_float(i % 2 ? byte >> 4 : byte & 15)) << i;
+  }
+  blocks_to_fp4_row(blocks.data(), kCols, codes_back.data(), scales_back.data());
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const bool negative = (scales[i] & std::byte{0x80}) != std::byte{0};
+    ASSERT_EQ(scales_back[i], scales[i] & std::byte{0x7f});
+    for (size_t j = 8 * i; j < 8 * i + 8; ++j)
+      ASSERT_EQ(codes_back[j], codes[j] ^ (negative ? std::byte{0x88} : std::byte{0}));
+  }
+}
+
 }  // namespace
 }  // namespace quern
