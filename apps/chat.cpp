@@ -6,39 +6,19 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <iostream>
 #include <optional>
 
 #include "base/check.h"
 #include "commands.h"
+#include "interrupt_guard.h"
 #include "local_engine.h"
 
 namespace quern {
 namespace {
 
-std::atomic<bool> interrupted = false;
 constexpr const char* kCommandList = "/new starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer";
-void on_interrupt(int) { interrupted = true; }
-
-// While an answer runs, Ctrl-C only sets a flag; at the prompt it ends the program as usual.
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    interrupted = false;
-    struct sigaction action = {};
-    action.sa_handler = on_interrupt;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, &before_);
-  }
-  ~InterruptGuard() { sigaction(SIGINT, &before_, nullptr); }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
-
- private:
-  struct sigaction before_ = {};
-};
 
 // A line of the user's, with editing and history on a terminal; nothing at the end of input.
 std::optional<std::string> read_line(bool terminal) {
@@ -116,9 +96,9 @@ int chat_main(int argc, char** argv) {
     messages.push_back(message("user", *line));
     try {
       const ChatPrompt prompt = engine.render(messages);
-      const InterruptGuard guard;
+      const InterruptGuard guard({SIGINT});
       ReplyPrinter printer(engine.tokenizer(), prompt.thinking);
-      LocalReply reply = engine.reply(engine.encode(prompt), interrupted,
+      LocalReply reply = engine.reply(engine.encode(prompt), guard.asked(),
                                       [&](std::span<const int32_t> ids) { printer.print(ids); });
       printer.finish();
       while (!reply.ids.empty() && engine.is_end(reply.ids.back())) reply.ids.pop_back();

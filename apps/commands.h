@@ -3,7 +3,9 @@
 // code 1.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
 
 namespace CLI {
 class App;
@@ -24,5 +26,8 @@ int tokenize_main(int argc, char** argv);
 
 // Parses a subcommand's options. A value: stop with this exit code (help was printed: 0; a usage error: 2).
 std::optional<int> parse_options(CLI::App& app, int argc, char** argv);
+
+// For CLI11's check(): the text of the Error that `parse` throws; empty where it throws none.
+std::string fault_of(const std::function<void()>& parse);
 
 }  // namespace quern

@@ -2,6 +2,7 @@
 #include "model/convert.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "checkpoint/output_file.h"
 #include "checkpoint/safetensors_writer.h"
 #include "commands.h"
+#include "interrupt_guard.h"
 #include "model/ngram_hash.h"
 #include "progress_bar.h"
 #include "text/chat_template.h"
@@ -94,6 +96,13 @@ void hugging_face_text_files(const fs::path& out, const Checkpoint& checkpoint) 
   write_text_file(out / "generation_config.json", write_json(generation, {.indent = 2}));
 }
 
+std::pair<std::string, DType> parse_override(const std::string& text) {
+  const size_t equals = text.rfind('=');
+  if (equals == std::string::npos || equals == 0)
+    throw Error(fmt::format("expected PATTERN=TYPE, found {}", text));
+  return {text.substr(0, equals), parse_type(text.substr(equals + 1))};
+}
+
 }  // namespace
 
 int convert_main(int argc, char** argv) {
@@ -112,11 +121,13 @@ int convert_main(int argc, char** argv) {
   app.add_option(
          "--type", type,
          "bf16, f16, f32; for GGUF q8_0, q4_k, … (a wrong one lists them); for a folder fp8 and nvfp4")
-      ->required();
-  app.add_option(
-      "--tensor", overrides,
-      "PATTERN=TYPE for tensors whose name in OUT matches (* is any text; norms and other vectors take only "
-      "bf16, f16 and f32); may be repeated");
+      ->required()
+      ->check([](const std::string& t) { return fault_of([&] { parse_type(t); }); });
+  app.add_option("--tensor", overrides,
+                 "PATTERN=TYPE for tensors whose name in OUT matches (* is any text; norms and other vectors "
+                 "take only "
+                 "bf16, f16 and f32); may be repeated")
+      ->check([](const std::string& o) { return fault_of([&] { parse_override(o); }); });
   app.add_flag("--no-draft", no_draft, "leave the draft block out");
   app.add_option("--threads", threads, "worker threads (default: one a processor)")
       ->check(CLI::Range(1, 1024));
@@ -125,12 +136,7 @@ int convert_main(int argc, char** argv) {
   const bool to_gguf = fs::path(out).extension() == ".gguf";
   Recipe recipe;
   recipe.type = parse_type(type);
-  for (const std::string& o : overrides) {
-    const size_t equals = o.rfind('=');
-    if (equals == std::string::npos || equals == 0)
-      throw Error(fmt::format("--tensor {}: expected PATTERN=TYPE", o));
-    recipe.overrides.emplace_back(o.substr(0, equals), parse_type(o.substr(equals + 1)));
-  }
+  for (const std::string& o : overrides) recipe.overrides.push_back(parse_override(o));
   check_recipe(recipe, to_gguf);
   check_output(out);
 
@@ -149,10 +155,12 @@ int convert_main(int argc, char** argv) {
   config.mtp_layers = has_draft ? 1 : 0;
 
   ThreadPool pool(threads);
+  const InterruptGuard guard({SIGINT, SIGTERM});
   ProgressBar bar("converting");
   int64_t dropped_at = 0;
   const Progress progress = [&](int64_t done, int64_t all) {
     bar.update(done, all);
+    if (guard.asked()) throw Error(fmt::format("interrupted: {} is not written", out));
     // What was read is not read again soon: it must not pile up as this process's memory.
     if (done - dropped_at < int64_t{128} << 20) return;
     dropped_at = done;

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "commands.h"
 
 namespace quern {
@@ -83,6 +84,15 @@ std::optional<int> parse_options(CLI::App& app, int argc, char** argv) {
     std::fprintf(stderr, "%s: %s (--help lists the options)\n", app.get_name().c_str(), e.what());
     return 2;
   }
+}
+
+std::string fault_of(const std::function<void()>& parse) {
+  try {
+    parse();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
 }
 
 }  // namespace quern

@@ -1,5 +1,6 @@
 // quern synth: a random checkpoint with real shapes, streamed to disk.
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include "checkpoint/output_file.h"
 #include "checkpoint/safetensors_writer.h"
 #include "commands.h"
+#include "interrupt_guard.h"
 #include "model/config.h"
 #include "model/convert.h"
 #include "model/ngram_hash.h"
@@ -46,7 +48,9 @@ int synth_main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--experts", options.experts, "experts a layer (default: 512 full, 16 tiny)")
       ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--type", type, "any that quern convert takes")->capture_default_str();
+  app.add_option("--type", type, "any that quern convert takes")
+      ->check([](const std::string& t) { return fault_of([&] { parse_type(t); }); })
+      ->capture_default_str();
   app.add_option(
          "--ngram-base", options.ngram_base,
          "size of one head's part of the n-gram table (default: 20000 full, 500 tiny; the release: 20000000)")
@@ -65,8 +69,12 @@ int synth_main(int argc, char** argv) {
   check_recipe(recipe, fs::path(out).extension() == ".gguf");
   check_output(out);
   ThreadPool pool(threads);
+  const InterruptGuard guard({SIGINT, SIGTERM});
   ProgressBar bar("writing");
-  const Progress progress = [&](int64_t done, int64_t all) { bar.update(done, all); };
+  const Progress progress = [&](int64_t done, int64_t all) {
+    bar.update(done, all);
+    if (guard.asked()) throw Error(fmt::format("interrupted: {} is not written", out));
+  };
   if (fs::path(out).extension() == ".gguf") {
     GgufKeys keys;
     write_gguf_config(keys, config, compute_ngram_table(config).hash, options.mtp, recipe.type);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,16 +20,27 @@ void check_output(const std::filesystem::path& path) {
   if (std::filesystem::exists(status)) throw Error(fmt::format("{}: exists already", path.string()));
 }
 
+namespace {
+
+// Whether the open file or folder is this process's alone. The lock ends with the descriptor, so with the process too.
+bool lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) == 0; }
+
+}  // namespace
+
 OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)), partial_(path_) {
   partial_ += ".partial";
-  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  fd_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) throw Error(fmt::format("{}: cannot write: {}", partial_.string(), std::strerror(errno)));
+  if (!lock(fd_) || ::ftruncate(fd_, 0) != 0) {
+    ::close(std::exchange(fd_, -1));
+    throw Error(fmt::format("{}: another process writes it", partial_.string()));
+  }
 }
 
 OutputFile::~OutputFile() {
   if (fd_ < 0) return;
-  ::close(fd_);
   ::unlink(partial_.c_str());
+  ::close(fd_);
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {
@@ -45,33 +57,40 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 
 void OutputFile::write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
 
+// What the name stands for is on the disk before it has the name; the lock is held until then.
 void OutputFile::finish() {
   QUERN_CHECK(fd_ >= 0, "finish() twice");
-  const int fd = std::exchange(fd_, -1);
-  if (::close(fd) != 0) {
-    const int error = errno;
-    ::unlink(partial_.c_str());
-    throw Error(fmt::format("{}: cannot write: {}", partial_.string(), std::strerror(error)));
-  }
+  if (::fdatasync(fd_) != 0 && errno != EINVAL)  // EINVAL: a kind of file that has no disk
+    throw Error(fmt::format("{}: cannot write: {}", partial_.string(), std::strerror(errno)));
   std::error_code failed;
   std::filesystem::rename(partial_, path_, failed);
   if (failed)
     throw Error(
         fmt::format("{}: cannot rename to '{}': {}", partial_.string(), path_.string(), failed.message()));
+  ::close(std::exchange(fd_, -1));
 }
 
 OutputFolder::OutputFolder(std::filesystem::path path)
     : path_((path / "").lexically_normal().parent_path()), partial_(path_) {  // without a slash at the end
   partial_ += ".partial";
   std::error_code failed;
-  std::filesystem::remove_all(partial_, failed);
-  if (!failed) std::filesystem::create_directories(partial_, failed);
-  if (failed) throw Error(fmt::format("{}: {}", partial_.string(), failed.message()));
+  std::filesystem::create_directories(partial_, failed);
+  if (!failed) fd_ = ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd_ < 0)
+    throw Error(fmt::format("{}: cannot write: {}", partial_.string(),
+                            failed ? failed.message() : std::string(std::strerror(errno))));
+  if (!lock(fd_)) {
+    ::close(std::exchange(fd_, -1));
+    throw Error(fmt::format("{}: another process writes it", partial_.string()));
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(partial_))
+    std::filesystem::remove_all(entry, failed);
 }
 
 OutputFolder::~OutputFolder() {
   std::error_code failed;
   if (!finished_) std::filesystem::remove_all(partial_, failed);
+  ::close(fd_);
 }
 
 void OutputFolder::finish() {

@@ -1,5 +1,5 @@
-// A file that appears whole or not at all: written under "<path>.partial", renamed on finish(), removed if the
-// writer gives up.
+// A file that appears whole or not at all: written under "<path>.partial", which is locked, renamed on finish(), removed
+// if the writer gives up. One that a killed process left is written over.
 #pragma once
 
 #include <cstddef>
@@ -46,6 +46,7 @@ class OutputFolder {
 
  private:
   std::filesystem::path path_, partial_;
+  int fd_ = -1;  // holds the lock
   bool finished_ = false;
 };
 

@@ -55,6 +55,42 @@ check 2 '--width: expected a whole number from 1 to 1024, found 1025' bench "$mo
 check 2 '--temperature: expected a number from 0 to 100, found abc' run "$model" -p Hi --temperature abc
 check 2 '--tolerance: expected a number from 0 on, found -1' eval "$model" --reference "$work/text" --tolerance -1
 
+# convert: wrong types are wrong use; nothing is overwritten, and no two write one file.
+check 2 "--type: type 'q4_k_m': expected one of f32, " convert "$model" "$work/x.gguf" --type q4_k_m
+check 2 '--tensor: expected PATTERN=TYPE, found blk' convert "$model" "$work/x.gguf" --type bf16 --tensor blk
+check 2 "--type: type 'int4': expected one of" synth "$work/x.gguf" --geometry tiny --type int4
+check 1 'type Q8_0: a Hugging Face folder holds' convert "$model" "$work/x" --type q8_0
+check 1 'type fp8: GGUF has no such type' convert "$model" "$work/x.gguf" --type fp8
+check 1 'no tensor of this name takes this type' convert "$model" "$work/x.gguf" --type bf16 --tensor 'blk.99.*=q8_0'
+check 1 'exists already' convert "$model" "$model" --type bf16
+check 1 'exists already' convert "$model" "$work/text" --type bf16
+check 1 'cannot write' convert "$model" "$work/none/x.gguf" --type bf16
+for out in x.gguf x; do
+  : > "$work/ready"
+  if [ $out = x ]; then mkdir "$work/$out.partial"; else : > "$work/$out.partial"; fi
+  flock "$work/$out.partial" sh -c "
+    \"$quern\" convert \"$model\" \"$work/$out\" --type bf16 2>&1 | grep -qF 'another process writes it' || echo no > \"$work/ready\""
+  [ -s "$work/ready" ] && { echo "convert to $out beside another process was not refused"; failed=1; }
+  # What a killed process left is no obstacle.
+  check 0 '' convert "$model" "$work/$out" --type bf16
+  [ -e "$work/$out.partial" ] && { echo "convert left $out.partial"; failed=1; }
+done
+# Interrupted, it leaves nothing behind. (A shell's background jobs ignore SIGINT; it takes the same way.)
+for out in y.gguf y; do
+  "$quern" synth "$work/$out" --geometry tiny --ngram-base 4000000 --threads 1 2> "$work/said" &
+  pid=$!
+  n=0
+  while [ ! -e "$work/$out.partial" ] && [ $n -lt 200 ]; do sleep 0.05; n=$((n + 1)); done
+  kill -TERM $pid
+  wait $pid
+  found=$?
+  if [ $found != 1 ] || ! grep -qF "interrupted: $work/$out is not written" "$work/said"; then
+    echo "synth $out and SIGTERM: exit code $found, '$(cat "$work/said")'"
+    failed=1
+  fi
+  ls -d "$work/$out"* 2> /dev/null && { echo "synth $out and SIGTERM: left this"; failed=1; }
+done
+
 check 0 'quern 0.' --version
 check 0 '--max-tokens' help run
 check 2 "'nope' is no command" help nope
