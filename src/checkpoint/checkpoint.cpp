@@ -250,7 +250,9 @@ std::string Checkpoint::where(const TensorView& tensor) const {
 
 std::string Checkpoint::spelling(std::string_view name) const {
   if (kind_ == Kind::Safetensors) return hugging_face_name(name);
-  const std::string gguf = gguf_of_logical(name, {gguf_layers_, gguf_ple_layer_});
+  std::string split(name);  // GGUF has two tensors of this one
+  if (const size_t at = split.find("index_qk_proj"); at != std::string::npos) split.replace(at, 13, "q_proj");
+  const std::string gguf = gguf_of_logical(split, {gguf_layers_, gguf_ple_layer_});
   return gguf.empty() ? std::string(name) : gguf;
 }
 

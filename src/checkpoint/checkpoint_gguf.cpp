@@ -117,6 +117,11 @@ void Checkpoint::open_gguf(const fs::path& first) {
     throw Error(fmt::format(
         "{}: holds a draft block and no model; draft blocks in files of their own are not supported",
         first.string()));
+  // A block count that leaves the draft block out would take the model's last layer for it.
+  if (any("mtp.layers.") && !any("mtp.eh_proj.") && !any("mtp.fc_"))
+    gguf_->fail("qwen4exp.nextn_predict_layers",
+                fmt::format("block {} should be a draft block, and there is no 'blk.{}.nextn.eh_proj.weight'",
+                            layout.n_layers, layout.n_layers));
   assemble_index_projections();
 }
 

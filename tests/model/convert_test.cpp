@@ -257,6 +257,13 @@ TEST(Convert, gguf_layouts_of_others) {
       bind_error(write("lacking.gguf", [](std::string& n) { return n != "blk.2.ffn_up_exps.weight"; })),
       HasSubstr("lacking.gguf: tensor 'blk.2.ffn_up_exps.weight' is missing"));
   EXPECT_THAT(
+      bind_error(write("nextn.gguf", [](std::string& n) { return n.find(".nextn.") == std::string::npos; })),
+      HasSubstr("qwen4exp.nextn_predict_layers: block 8 should be a draft block, and there is no "
+                "'blk.8.nextn.eh_proj.weight'"));
+  EXPECT_THAT(
+      bind_error(write("index.gguf", [](std::string& n) { return !n.starts_with("blk.8.indexer."); })),
+      HasSubstr("tensor 'blk.8.indexer.q_proj.weight' is missing"));
+  EXPECT_THAT(
       bind_error(write("table.gguf", [](std::string& n) { return n != "per_layer_token_embd.weight"; })),
       HasSubstr("tensor 'per_layer_token_embd.weight' is missing"));
   EXPECT_THAT(bind_error(write("more.gguf",
