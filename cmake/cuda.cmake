@@ -10,9 +10,9 @@ elseif(QUERN_CUDA)
 endif()
 if(QUERN_WITH_CUDA)
   foreach(arch ${QUERN_CUDA_ARCHITECTURES})
-    # Clusters and dependent launches begin with 9.0 (src/tensor/stream_cuda.cu refuses older devices).
-    if(NOT arch MATCHES "^(90a|100|120)(-real|-virtual)?$")
-      message(FATAL_ERROR "QUERN_CUDA_ARCHITECTURES: ${arch} is not supported; expected 90a, 100 or 120")
+    # BF16 products and cp.async begin with 8.0 (src/tensor/stream_cuda.cu refuses older devices).
+    if(NOT arch MATCHES "^(80|86|89|90a|100|120)(-real|-virtual)?$")
+      message(FATAL_ERROR "CUDA architecture ${arch}: expected 80, 86, 89, 90a, 100 or 120")
     endif()
   endforeach()
   if(NOT CMAKE_CUDA_COMPILER)

@@ -2,8 +2,9 @@
 // from the first replayed row to the last drafted one, so the state is read once and written once a step.
 //
 // The blocks of a key head form a cluster: they all read the key rows in `pending` that the first of them will overwrite,
-// so writes wait for the cluster; and the two blocks of a head norm their outputs together. Everything between the
-// projections happens here: convolution, silu, l2 norms, gates, the recurrence and the gated norm.
+// so writes wait for the cluster; and the two blocks of a head norm their outputs together. Without clusters a head is one
+// block, and a kernel behind this one puts the key rows there. Everything between the projections happens here:
+// convolution, silu, l2 norms, gates, the recurrence and the gated norm.
 #include "ops/cuda/async.cuh"
 #include "ops/cuda/delta_net_launch.cuh"
 
@@ -14,7 +15,7 @@ constexpr int kMaxRows = kMaxDrafts + 1;
 
 template <int kColumns>
 __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_decode_kernel(
-    const __grid_constant__ DeltaView d, int heads_per_key) {
+    const __grid_constant__ DeltaView d, int heads_per_key, float* keys) {
   constexpr int kThreads = 4 * kColumns, kParts = kHeadDim / kColumns, kPartWarps = kColumns / 32;
   pdl_launch();
   __shared__ float q[kMaxRows][kHeadDim], k[kMaxRows][kHeadDim], v[kMaxRows][kColumns], o[kMaxRows][kColumns];
@@ -159,7 +160,11 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
           const int q_channel = key_head * kHeadDim + i, k_channel = (d.n_k + key_head) * kHeadDim + i;
           ring[q_channel] = qkv[q_channel];
           ring[k_channel] = qkv[k_channel];
+#ifdef QUERN_SM90
           row[key_head * kHeadDim + i] = k[r][i];
+#else
+          keys[(int64_t{segment.row + r} * d.n_k + key_head) * kHeadDim + i] = k[r][i];
+#endif
         }
       }
       for (int i = tid; i < kColumns; i += kThreads) {
@@ -175,6 +180,18 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
   }
   cluster_arrive();  // another block may still read this one's squares
   cluster_wait();
+}
+
+// Block (key head, segment): keys [T, n_k, 128] of its rows become pending.
+__global__ __launch_bounds__(kHeadDim) void delta_keys_kernel(const __grid_constant__ DeltaView d,
+                                                              const float* keys) {
+  pdl_launch();
+  pdl_wait();
+  const Segment segment = d.batch.segments[blockIdx.y];
+  if (segment.role != Role::Decode) return;
+  const int at = static_cast<int>(blockIdx.x) * kHeadDim + static_cast<int>(threadIdx.x);
+  for (int r = 0; r < segment.n_rows; ++r)
+    d.pending_row(segment.slot, r)[at] = keys[int64_t{segment.row + r} * d.n_k * kHeadDim + at];
 }
 
 __global__ __launch_bounds__(kStateThreads) void delta_commit_kernel(const __grid_constant__ DeltaView d,
@@ -210,10 +227,19 @@ DeltaView view_of(const DeltaNetShape& shape, const DeltaNetState& state) {
 }  // namespace
 
 void delta_net_decode(Stream& s, const DeltaView& d) {
-  const int per_key = d.n_v / d.n_k, parts = is_hopper(s) && 2 * per_key <= 8 ? 2 : 1;
+  const bool clusters = is_hopper(s);
+  const int per_key = d.n_v / d.n_k, parts = clusters && 2 * per_key <= 8 ? 2 : 1;
+  const auto segments = static_cast<unsigned>(d.batch.n_segments);
+  ScratchScope scope(s);
+  float* const keys =
+      clusters ? nullptr : s.scratch(DType::F32, {d.batch.n_decode_rows, d.n_k * kHeadDim}).as<float>();
   launch(s, parts == 2 ? delta_decode_kernel<kHeadDim / 2> : delta_decode_kernel<kHeadDim>,
-         dim3(static_cast<unsigned>(d.n_v * parts), static_cast<unsigned>(d.batch.n_segments)),
-         kStateThreads / parts, 0, is_hopper(s) ? per_key * parts : 1, d, per_key);
+         dim3(static_cast<unsigned>(d.n_v * parts), segments), kStateThreads / parts, 0,
+         clusters ? per_key * parts : 1, d, per_key, keys);
+  if (!clusters) {
+    launch(s, delta_keys_kernel, dim3(static_cast<unsigned>(d.n_k), segments), kHeadDim, 0, 1, d,
+           static_cast<const float*>(keys));
+  }
 }
 
 void delta_net(Stream& s, Tensor y, Tensor qkv, Tensor z, Tensor a, Tensor b, const DeltaNetShape& shape,

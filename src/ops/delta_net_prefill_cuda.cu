@@ -163,9 +163,10 @@ __global__ __launch_bounds__(kStateThreads) void delta_replay_kernel(const __gri
   store_state<kHeadDim>(m, M, 0);
 }
 
-// Rows of tiles in shared memory, in floats: read across for A (kLd, kLdP) or down a column (kLdT, kLdM) no bank is met
+// Rows of tiles in shared memory, in floats: read across for A (kLd, kLdP) or down a column (kLdT, kLdM
+// of the walk) no bank is met
 // twice.
-constexpr int kLd = 132, kLdT = 136, kLdM = 72, kLdP = 68;
+constexpr int kLd = 132, kLdT = 136, kLdP = 68;
 
 // What TF32 keeps of a float, by cutting; the rest of it is exact in a float. (Rounding would take a conversion for each,
 // at a sixteenth of the rate of these two.)
@@ -304,32 +305,37 @@ __global__ __launch_bounds__(kThreads) void delta_chunk_kernel(const __grid_cons
   for (int i = 0; i < kChunk; ++i) to[i * kHeadDim] = x[i];
 }
 
-constexpr int kColumns = 64;  // of the state, a block of the walk
 constexpr int kStageFloats = kChunk * (kLd + kLdT);
-constexpr int kWalkShared = (2 * kStageFloats + kHeadDim * kLdM + kChunk * kLdM + 2 * kChunk) * 4;
+constexpr int walk_shared(int columns, int stages) {
+  return (stages * (kStageFloats + kChunk) + (kHeadDim + kChunk) * (columns + 8)) * 4;
+}
 
-// Block (head and half of its columns, segment): walks the chunks of the segment. The next chunk's W and K are on their
-// way while this one's are used. M is in shared memory as an operand and in registers as what it is added to.
+// Block (head and kColumns of its columns, segment): walks the chunks of the segment. With two stages the next chunk's W
+// and K are on their way while this one's are used. M is in shared memory as an operand and in registers as what it is
+// added to. What a column's values are does not depend on either.
+template <int kColumns, int kStages>
 __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_constant__ DeltaView d,
                                                               Work work) {
+  constexpr int kLdM = kColumns + 8, kParts = kHeadDim / kColumns, kHalf = kColumns / 2;
   extern __shared__ __align__(16) float shared[];
   pdl_launch();
   pdl_wait();
-  float* stages = shared;                // W [64][kLd] and K [64][kLdT], twice
-  float* M = stages + 2 * kStageFloats;  // [128][kLdM]
-  float* v = M + kHeadDim * kLdM;        // [64][kLdM]: exp(G_C - G) V'
-  float* all_g = v + kChunk * kLdM;      // [2][64]
+  float* stages = shared;                      // W [64][kLd] and K [64][kLdT] of each stage
+  float* M = stages + kStages * kStageFloats;  // [128][kLdM]
+  float* v = M + kHeadDim * kLdM;              // [64][kLdM]: exp(G_C - G) V'
+  float* all_g = v + kChunk * kLdM;            // [kStages][64]
   const int2 range = work.list.of_segment[blockIdx.y];
   if (range.y == 0) return;
   const Segment segment = d.batch.segments[blockIdx.y];
-  const int head = static_cast<int>(blockIdx.x) / 2, column0 = static_cast<int>(blockIdx.x) % 2 * kColumns;
+  const int head = static_cast<int>(blockIdx.x) / kParts,
+            column0 = static_cast<int>(blockIdx.x) % kParts * kColumns;
   const int key_head = d.key_head(head), tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g = lane / 4,
             t = lane % 4;
   const auto fetch = [&](int index) {
     if (index < range.x + range.y) {
       const Chunk chunk = work.list.chunks[index];
       const int64_t at = int64_t{index} * d.n_v + head;
-      float* w = stages + index % 2 * kStageFloats;
+      float* w = stages + index % kStages * kStageFloats;
       float* k = w + kChunk * kLd;
       const float* wg = work.w + at * kChunk * kHeadDim;
       const float* kg =
@@ -341,22 +347,22 @@ __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_const
         cp_async16(k + r * kLdT + f, kg + (in ? r * d.channels() + f : 0), in);
       }
       if (tid < kChunk / 4)
-        cp_async16(all_g + index % 2 * kChunk + 4 * tid, work.big_g + at * kChunk + 4 * tid, true);
+        cp_async16(all_g + index % kStages * kChunk + 4 * tid, work.big_g + at * kChunk + 4 * tid, true);
     }
     cp_async_commit();
   };
   fetch(range.x);
   // A warp's part of M: 16 rows, all columns of the block.
   float* state = d.state(segment.slot, head) + column0;
-  float m[8][4];
+  float m[kColumns / 8][4];
   load_result(m, state + (warp * 16 + g) * kHeadDim + 2 * t);
-  const int m0 = warp % 4 * 16, n0 = warp / 4 * 32;
+  const int m0 = warp % 4 * 16, n0 = warp / 4 * kHalf;
   for (int index = range.x; index < range.x + range.y; ++index) {
     const int64_t at = int64_t{index} * d.n_v + head;
     float* before = work.m + at * kHeadDim * kHeadDim + column0;
     float* ug = work.u + at * kChunk * kHeadDim + column0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; e += 2) {
         const int r = warp * 16 + g + 4 * e, n = 8 * j + 2 * t;
@@ -365,22 +371,22 @@ __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_const
         *reinterpret_cast<float2*>(before + r * kHeadDim + n) = f;
       }
     }
-    float u[4][4];
+    float u[kHalf / 8][4];
     load_result(u, ug + (m0 + g) * kHeadDim + n0 + 2 * t);
     cp_async_wait<0>();
     __syncthreads();
-    fetch(index + 1);
-    const float* w = stages + index % 2 * kStageFloats;
+    if (kStages > 1) fetch(index + 1);
+    const float* w = stages + index % kStages * kStageFloats;
     const float* k = w + kChunk * kLd;
-    const float* big_g = all_g + index % 2 * kChunk;
+    const float* big_g = all_g + index % kStages * kChunk;
     const float last = big_g[kChunk - 1];
 
-    // V' = U - W M: warp = 16 rows by 32 columns.
-    float wm[4][4] = {};
-    mma_block<4>(wm, w + m0 * kLd, kLd, 1, M + n0, kLdM, 1, kHeadDim);
+    // V' = U - W M: warp = 16 rows by half of the columns.
+    float wm[kHalf / 8][4] = {};
+    mma_block<kHalf / 8>(wm, w + m0 * kLd, kLd, 1, M + n0, kLdM, 1, kHeadDim);
     const float rest[2] = {expf(last - big_g[m0 + g]), expf(last - big_g[m0 + g + 8])};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < kHalf / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; e += 2) {
         const int r = m0 + g + 4 * e, n = n0 + 8 * j + 2 * t;
@@ -393,14 +399,18 @@ __global__ __launch_bounds__(kThreads) void delta_walk_kernel(const __grid_const
     // M = exp(G_C) M + Kᵀ V'
     const float keep = expf(last);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) m[j][e] *= keep;
     }
-    mma_block<8>(m, k + warp * 16, 1, kLdT, v, kLdM, 1, kChunk);
+    mma_block<kColumns / 8>(m, k + warp * 16, 1, kLdT, v, kLdM, 1, kChunk);
+    if (kStages == 1) {
+      __syncthreads();
+      fetch(index + 1);
+    }
   }
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
       *reinterpret_cast<float2*>(state + (warp * 16 + g + 4 * e) * kHeadDim + 8 * j + 2 * t) =
@@ -537,7 +547,11 @@ void delta_net_prefill(Stream& s, const DeltaView& d) {
   launch(s, delta_replay_kernel, dim3(n_v, segments), kStateThreads, 0, 1, d);
   launch(s, delta_chunk_kernel, dim3(n_v, static_cast<unsigned>(max_chunks)), kThreads, kChunkShared, 1, d,
          work);
-  launch(s, delta_walk_kernel, dim3(2 * n_v, segments), kThreads, kWalkShared, 1, d, work);
+  const auto walk = [&]<int kColumns, int kStages>() {
+    launch(s, delta_walk_kernel<kColumns, kStages>, dim3(kHeadDim / kColumns * n_v, segments), kThreads,
+           walk_shared(kColumns, kStages), 1, d, work);
+  };
+  is_hopper(s) ? walk.operator()<64, 2>() : walk.operator()<32, 1>();
   launch(s, delta_out_kernel, dim3(n_v, static_cast<unsigned>(max_chunks)), kThreads, kOutShared, 1, d, work);
   launch(s, delta_ring_kernel, dim3(segments, kConvRing), kThreads, 0, 1, d);
 }

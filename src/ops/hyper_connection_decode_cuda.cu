@@ -4,6 +4,8 @@
 // so a block that holds a piece of K within one stream also sums its squares, and the first block of the
 // cluster scales each stream's partial sums as it adds them. The second is up, its sigmoid, and the mean over
 // streams: a warp a stream, 16 columns of h a block.
+//
+// Without clusters the first is three: the normalised rows, linear's products of them, and what becomes of those.
 #include "ops/cuda/hyper_connection_launch.cuh"
 #include "ops/cuda/weight_stream.cuh"
 
@@ -262,6 +264,47 @@ __global__ __launch_bounds__(kThreads, 2) void hc_down_many_kernel(const __grid_
   cluster_wait();
 }
 
+// ---- without clusters ----
+
+// Block (stream, row): r[t, s], and n = x r (1 + norm) in f32.
+__global__ __launch_bounds__(kThreads) void hc_scale_kernel(const __grid_constant__ MixerView m, float* n,
+                                                            float* r_out) {
+  __shared__ float shared[kWarps];
+  pdl_wait();
+  const int s = static_cast<int>(blockIdx.x), t = static_cast<int>(blockIdx.y);
+  const float* x = m.x + t * m.x_stride + int64_t{s} * m.width;
+  float q = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < m.width; i += kThreads) q = fmaf(x[i], x[i], q);
+  const float r = rsqrtf(block_sum<kThreads>(q, shared) / static_cast<float>(m.width) + m.eps);
+  if (threadIdx.x == 0) r_out[t * m.streams + s] = r;
+  const int64_t at = (int64_t{t} * m.streams + s) * m.width;
+  for (int i = static_cast<int>(threadIdx.x); i < m.width; i += kThreads)
+    n[at + i] = x[i] * r * (1.0f + m.norm[int64_t{s} * m.width + i]);
+}
+// Block (row): d = silu(d / S), inj = 2 sigmoid(inj / S).
+__global__ __launch_bounds__(kThreads) void hc_gates_kernel(const __grid_constant__ MixerView m, float* d) {
+  pdl_wait();
+  const int64_t t = blockIdx.x;
+  const float inverse = 1.0f / static_cast<float>(m.streams);
+  for (int i = static_cast<int>(threadIdx.x); i < m.rank; i += kThreads)
+    d[t * m.rank + i] = scalar::silu(d[t * m.rank + i] * inverse);
+  if (m.inj && threadIdx.x < static_cast<unsigned>(m.streams)) {
+    float* inj = m.inj + t * m.inj_stride + threadIdx.x;
+    *inj = 2.0f * scalar::sigmoid(*inj * inverse);
+  }
+}
+void hc_down_alone(Stream& s, const MixerView& m, float* d, float* r) {
+  ScratchScope scope(s);
+  const auto rows = static_cast<unsigned>(m.n_rows);
+  const int wide = m.streams * m.width;
+  const Tensor n = s.scratch(DType::F32, {m.n_rows, wide});
+  launch(s, hc_scale_kernel, dim3(static_cast<unsigned>(m.streams), rows), kThreads, 0, 1, m, n.as<float>(),
+         r);
+  const ProductView products[2] = {{m.down, d, m.rank, 0}, {m.inject, m.inj, m.inj_stride, 0}};
+  linear_decode(s, {products, m.inj ? 2u : 1u}, rows_f32(n), Epilogue::Store, {});
+  launch(s, hc_gates_kernel, dim3(rows), kThreads, 0, 1, m, d);
+}
+
 // Two warps a stream, 16 columns of h a block.
 template <int kTiles, unsigned kFormats>
 __global__ __launch_bounds__(kMaxStreams* kHalves * 32,
@@ -361,12 +404,17 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
   };
   const int block_width = m.width / per_stream;
   const auto down_steps = [&](const WeightView& w) { return ceil_div(block_width / step_values(w), kWarps); };
+  const int up_x = x_stride(m.up, stream_steps(m.up)) * used;
+  constexpr int kUpOwn = 9 * 1024;  // at least hc_up's own arrays
   const RingPlan down = ring_plan(std::max(down_steps(m.down), m.inj ? down_steps(m.inject) : 1), 1, 2,
                                   is_f4(m.down) || (m.inj && is_f4(m.inject))),
-                 up = ring_plan(ceil_div(stream_steps(m.up), kHalves), 1, 2, is_f4(m.up));
+                 up = ring_plan_beside(s, m.streams * kHalves, up_x + kUpOwn,
+                                       ceil_div(stream_steps(m.up), kHalves), 1, 2, is_f4(m.up));
   const auto down_shared =
       static_cast<size_t>(kWarps * down.bytes + std::max(x_bytes(m.down), m.inj ? x_bytes(m.inject) : 0));
-  if (columns == 8) {
+  if (!is_hopper(s)) {
+    hc_down_alone(s, m, d.as<float>(), r.as<float>());
+  } else if (columns == 8) {
     launch(s, hc_down_kernel<1, kWalkStreams>, dim3(static_cast<unsigned>(tiles * groups * cluster)),
            kThreads, down_shared, cluster, m, down, d.as<float>(), r.as<float>(), per_stream, groups);
   } else {
@@ -386,8 +434,8 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
          : columns == 8 ? hc_up_kernel<1, kWalkStreams>
                         : hc_up_kernel<2, kWalkStreams>,
          dim3(static_cast<unsigned>(ceil_div(m.width, 16) * groups)), m.streams * kHalves * 32,
-         static_cast<size_t>(m.streams * kHalves * up.bytes + x_stride(m.up, stream_steps(m.up)) * used), 1,
-         m, up, static_cast<const float*>(d.as<float>()), static_cast<const float*>(r.as<float>()), groups);
+         static_cast<size_t>(m.streams * kHalves * up.bytes + up_x), 1, m, up,
+         static_cast<const float*>(d.as<float>()), static_cast<const float*>(r.as<float>()), groups);
 }
 
 }  // namespace quern::cuda

@@ -163,10 +163,10 @@ void hc_mix_prefill(Stream& s, const MixerView& m) {
   const bool together = m.inj && m.inject.kind == m.down.kind && stride == m.rank;
   // Tiles of 256 rows fill the chip with long inputs only.
   const auto sized = [&](int64_t cols, auto&& with) {
-    if (takes_large_tiles(m.n_rows, cols)) {
-      with.template operator()<256>();
+    if (takes_large_tiles(s, m.n_rows, cols)) {
+      with.template operator()<kHopperTile>();
     } else {
-      with.template operator()<128>();
+      with.template operator()<kSmallTile>();
     }
   };
   const auto down = [&](const WeightView& w, bool with_down, bool with_inject) {
@@ -174,8 +174,8 @@ void hc_mix_prefill(Stream& s, const MixerView& m) {
     with_format_host(w.kind, [&](auto format) {
       sized(rows, [&]<int kRows>() {
         launch(s, hc_down_tile_kernel<decltype(format), kRows>,
-               dim3(blocks(m.n_rows, kRows), blocks(rows, kTileCols)), kTileThreads, kTileShared<kRows>, 1, m,
-               static_cast<const uint16_t*>(n.as<uint16_t>()), d.as<uint16_t>(), stride, with_down,
+               dim3(blocks(m.n_rows, kRows), blocks(rows, kTileCols)), kTileThreads, tile_shared(s, kRows), 1,
+               m, static_cast<const uint16_t*>(n.as<uint16_t>()), d.as<uint16_t>(), stride, with_down,
                with_inject);
       });
     });
@@ -185,8 +185,8 @@ void hc_mix_prefill(Stream& s, const MixerView& m) {
   with_format_host(m.up.kind, [&](auto format) {
     sized(int64_t{m.width} * 4, [&]<int kRows>() {
       launch(s, hc_up_tile_kernel<decltype(format), kRows>,
-             dim3(blocks(m.n_rows, kRows), blocks(m.width, kTileCols / 4)), kTileThreads, kTileShared<kRows>,
-             1, m, static_cast<const uint16_t*>(d.as<uint16_t>()), stride,
+             dim3(blocks(m.n_rows, kRows), blocks(m.width, kTileCols / 4)), kTileThreads,
+             tile_shared(s, kRows), 1, m, static_cast<const uint16_t*>(d.as<uint16_t>()), stride,
              static_cast<const float*>(r.as<float>()));
     });
   });

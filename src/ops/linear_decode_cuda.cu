@@ -268,30 +268,33 @@ __global__ __launch_bounds__(kManyThreads, 2) void linear_many_kernel(const __gr
   const int pass_bytes = kRows * stride;
   uint8_t* const stages = memory + a.weight_bytes;
   const uint8_t* const from_x = a.packed_x[a.packed[index]].x + int64_t{group} * a.n_passes * pass_bytes;
-  const auto fetch = [&](int pass) {  // one thread
+  const auto fetch = [&](int pass) {  // kCopyLanes of the first warp
     const int i = pass - first_pass, s = i % kManyStages;
     if (i >= kManyStages) barrier_wait(empty + s, (i / kManyStages - 1) & 1);
     barrier_expect(full + s, pass_bytes);
     bulk_copy(shared_address(stages) + s * pass_bytes, from_x + int64_t{pass} * pass_bytes, pass_bytes,
               full + s);
+    barrier_copied(full + s);
   };
   const auto begin_passes = [&] {
     pdl_wait();
     if (threadIdx.x == 0) {
       for (int i = 0; i < kManyStages; ++i) {
-        barrier_init(full + i, 1);
+        barrier_init(full + i, kCopyLanes);
         barrier_init(empty + i, kManyWarps);
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      for (int p = first_pass; p < min(end_pass, first_pass + kManyStages - 1); ++p) fetch(p);
+      fence_async_proxy();
     }
+    __syncwarp();
+    if (threadIdx.x < kCopyLanes)
+      for (int p = first_pass; p < min(end_pass, first_pass + kManyStages - 1); ++p) fetch(p);
     __syncthreads();
   };
   // f(pass, x of the pass) for all of them.
   const auto each_pass = [&](auto&& f) {
 #pragma unroll 1
     for (int pass = first_pass; pass < end_pass; ++pass) {
-      if (threadIdx.x == 0 && pass + kManyStages - 1 < end_pass) fetch(pass + kManyStages - 1);
+      if (threadIdx.x < kCopyLanes && pass + kManyStages - 1 < end_pass) fetch(pass + kManyStages - 1);
       __syncwarp();
       const int i = pass - first_pass, s = i % kManyStages;
       barrier_wait(full + s, i / kManyStages & 1);
@@ -425,6 +428,21 @@ int cluster_of(Stream& s, const WeightView& w) {
   return is_hopper(s) && w.k >= 4096 && w.n <= 4096 ? kLongBlocks : 1;
 }
 
+// Steps of a block, or one more; and the bytes of so many rows of x for the kernel for few.
+int steps_of_block(const WeightView& w, int cluster) { return ceil_div(stream_steps(w), cluster) + 1; }
+int few_x(const WeightView& w, int cluster, int rows) {
+  return x_stride(w, steps_of_block(w, cluster)) * rows;
+}
+constexpr int kFewOwn = 5 * 1024;  // at least its own arrays
+// Whether a block has room for them beside the least of rings. Sums are the same where it has not.
+bool takes_few(Stream& s, std::span<const ProductView> products, int rows) {
+  if (rows > kFewRows) return false;
+  const int rings = kFewWarps * ring_plan(1, 2, 2, true, 1).bytes;
+  return std::ranges::all_of(products, [&](const ProductView& p) {
+    return rings + few_x(p.w, cluster_of(s, p.w), rows) + kFewOwn <= shared_limit(s);
+  });
+}
+
 // Which of these x's it is, or the first that is free.
 int packed_as(const PackedXs& all, XOrder order, int stride) {
   for (int i = 0; i < kMaxOrders; ++i) {
@@ -456,7 +474,7 @@ int few_tiles(Stream& s, int tiles, int resident) {
 void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF32& x, Epilogue epilogue,
                    const Injection& injection) {
   QUERN_CHECK(injection.streams <= kMaxStreams, "linear_inject on CUDA takes at most 4 streams");
-  const bool few = x.n_rows <= kFewRows;
+  const bool few = takes_few(s, products, x.n_rows);
   ScratchScope scope(s);
   DecodeArgs a;
   const int rows = 8 * many_tiles(x.n_rows), groups = ceil_div(x.n_rows, rows);
@@ -502,12 +520,12 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
       all_stream &= streams(w);
       f4 |= is_f4(w);
       f8 |= is_f8(w);
-      const int of_block = ceil_div(stream_steps(w), a.cluster) + 1;
+      const int of_block = steps_of_block(w, a.cluster);
       most_steps = std::max(most_steps, few ? ceil_div(stream_steps(w), a.cluster * a.pieces) : of_block);
-      x_bytes = std::max(x_bytes, few ? x_stride(w, of_block) * x.n_rows
+      x_bytes = std::max(x_bytes, few ? few_x(w, a.cluster, x.n_rows)
                                       : kManyStages * rows * x_stride(w, kPassValues / step_values(w)));
     }
-    if (a.cluster > 1 && x.n_rows == 1 && a.n_products == 1 && LongTile::takes(a.products[0].w)) {
+    if (a.cluster > 1 && x.n_rows == 1 && a.n_products == 1 && LongTile::takes(s, a.products[0].w)) {
       const WeightView& w = a.products[0].w;
       a.products[0].first_tile = 0;
       a.plan = LongTile::plan_of(w, 1, true);
@@ -515,9 +533,10 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
              static_cast<size_t>(a.plan.bytes + x_stride(w, stream_steps(w))), 1, a);
       continue;
     }
-    a.plan = ring_plan(most_steps, a.cluster == 1 ? 2 : 1, 2, f4, few ? kMaxStageSteps : 3);
+    a.plan = ring_plan_beside(s, few ? kFewWarps : kManyWarps, x_bytes + kFewOwn, most_steps,
+                              a.cluster == 1 ? 2 : 1, 2, f4, few ? kMaxStageSteps : 3);
     const int few_bytes = kFewWarps * a.plan.bytes + x_bytes, sides = kFewWarps / a.pieces,
-              resident = std::clamp(220 * 1024 / (few_bytes + 6 * 1024), 1, kFewBlocks);
+              resident = std::clamp((shared_limit(s) - 7 * 1024) / (few_bytes + 6 * 1024), 1, kFewBlocks);
     a.tiles_per_block = !few             ? kManyWarps
                         : a.cluster == 1 ? sides * few_tiles(s, ceil_div(tiles, sides), resident)
                                          : 1;

@@ -104,12 +104,12 @@ void linear_prefill(Stream& s, const ProductView& product, const PrefillRows& x,
     using F = decltype(format);
     const auto tiles = [&]<int kRows>(void (*kernel)(PrefillArgs)) {
       launch(s, kernel, dim3(blocks(x.n_rows, kRows), blocks(product.w.n, kTileCols)), kTileThreads,
-             kTileShared<kRows>, 1, args);
+             tile_shared(s, kRows), 1, args);
     };
-    if (takes_large_tiles(x.n_rows, product.w.n)) {
-      tiles.template operator()<256>(linear_prefill_kernel<F, 256>);
+    if (takes_large_tiles(s, x.n_rows, product.w.n)) {
+      tiles.template operator()<kHopperTile>(linear_prefill_kernel<F, kHopperTile>);
     } else {
-      tiles.template operator()<128>(linear_prefill_kernel<F, 128>);
+      tiles.template operator()<kSmallTile>(linear_prefill_kernel<F, kSmallTile>);
     }
   });
 }

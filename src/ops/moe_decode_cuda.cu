@@ -412,7 +412,7 @@ void moe_decode(Stream& s, const MoeView& m) {
   };
   bool whole = all_stream;
   for (const WeightView* w : {&m.gate, &m.up, &m.shared_gate, &m.shared_up})
-    whole &= BlockTiles<kThreads>::takes(*w);
+    whole &= BlockTiles<kThreads>::takes(s, *w);
   if (whole) {
     // Four blocks of a multiprocessor where two tiles each fit.
     constexpr int kRoom = 55 * 1024;
@@ -424,14 +424,18 @@ void moe_decode(Stream& s, const MoeView& m) {
     gate_up(moe_gate_up_kernel<kWalkStreams, true>, std::max(of_expert.bytes, of_shared.bytes), of_expert,
             of_shared);
   } else {
-    const RingPlan plan = ring_plan(ceil_div(most_steps(m.gate, m.shared_gate), kWarps), tiles, 2, in_f4);
+    const RingPlan plan = ring_plan_beside(
+        s, kWarps, in_x + 4 * 1024, ceil_div(most_steps(m.gate, m.shared_gate), kWarps), tiles, 2, in_f4);
     gate_up(moe_gate_up_kernel<kWalkAny, false>, kWarps * plan.bytes, plan, plan);
   }
   const auto* const_act = static_cast<const float*>(act.as<float>());
   if (one) {
     const int pairs = (m.top_k + 1) / 2, of_pair = x_bytes(m.down, m.down, 2);
     const auto plan_of = [&](const WeightView& w) {
-      return takes_whole_rows(w) ? whole_rows_plan(w, 16) : ring_plan(stream_steps(w), 1, 2, is_f4(w));
+      if (is_hopper(s) && takes_whole_rows(w)) return whole_rows_plan(w, 16);
+      return ring_plan_beside(s, pairs + 1,
+                              pairs * of_pair + x_bytes(m.shared_down, m.shared_down, 1) + 2 * 1024,
+                              stream_steps(w), 1, 2, is_f4(w));
     };
     const RingPlan of_expert = plan_of(m.down), of_shared = plan_of(m.shared_down);
     launch(s, all_stream ? moe_down_row_kernel<kWalkStreams> : moe_down_row_kernel<kWalkAny>,
@@ -443,12 +447,13 @@ void moe_decode(Stream& s, const MoeView& m) {
     return;
   }
   const int tiles_per_warp = batch ? 1 : 4;
-  const RingPlan plan =
-      ring_plan(most_steps(m.down, m.shared_down), tiles_per_warp, 2, is_f4(m.down) || is_f4(m.shared_down));
+  const int down_x = x_bytes(m.down, m.shared_down, columns);
+  const RingPlan plan = ring_plan_beside(s, kWarps, down_x, most_steps(m.down, m.shared_down), tiles_per_warp,
+                                         2, is_f4(m.down) || is_f4(m.shared_down));
   launch(s, all_stream ? moe_down_kernel<kWalkStreams> : moe_down_kernel<kWalkAny>,
          dim3(blocks(h, kWarps * tiles_per_warp * 16), slots), kThreads,
-         static_cast<size_t>(kWarps * plan.bytes + x_bytes(m.down, m.shared_down, columns)), 1, m, plan,
-         groups, const_act, width, y.as<float>(), tiles_per_warp);
+         static_cast<size_t>(kWarps * plan.bytes + down_x), 1, m, plan, groups, const_act, width,
+         y.as<float>(), tiles_per_warp);
   moe_combine(s, m, y.as<float>(), y_shared, weight.as<float>());
 }
 

@@ -1,4 +1,4 @@
-// moe for prompt rows: entries sorted by expert, tiles of up to 256 entries, no atomics on floats.
+// moe for prompt rows: entries sorted by expert, tiles of up to 256 entries (128 but on Hopper), no atomics on floats.
 //
 // Counting sort: counts by integer atomics, offsets and the tile table by one block, then a warp an expert
 // writes its entries in ascending order. gate and up share a tile (of 32 columns 16 are gate's and the same
@@ -9,7 +9,7 @@
 namespace quern::cuda {
 namespace {
 
-constexpr int kRows = 256, kCombineThreads = 256, kScanThreads = 1024;
+constexpr int kRows = kLargestTile, kCombineThreads = 256, kScanThreads = 1024;
 
 __global__ void count_kernel(const int32_t* ids, int64_t n, int32_t* counts) {
   pdl_launch();
@@ -258,7 +258,8 @@ void moe_prefill(Stream& s, const MoeView& m) {
   QUERN_CHECK(
       m.gate.kind == m.up.kind && m.shared_gate.kind == m.shared_up.kind && m.n_experts <= kScanThreads,
       "moe on CUDA takes at most 1024 experts with gate and up of one format");
-  const int max_tiles = static_cast<int>(std::min<int64_t>(n, n / kRows + m.n_experts));
+  const int tile = largest_tile(s);
+  const int max_tiles = static_cast<int>(std::min<int64_t>(n, n / tile + m.n_experts));
   const int stride = steps_of(m.gate.n) * kStep, shared_stride = steps_of(m.shared_gate.n) * kStep;
   const Tensor counts = s.scratch(DType::I32, {m.n_experts}), offsets = s.scratch(DType::I32, {m.n_experts});
   const Tensor order = s.scratch(DType::I32, {n}), tile_table = s.scratch(DType::I32, {max_tiles, 4});
@@ -273,23 +274,24 @@ void moe_prefill(Stream& s, const MoeView& m) {
          m.n_experts, offsets.as<int32_t>(), tile_table.as<int4>(), max_tiles);
   launch(s, place_kernel, dim3(blocks(m.n_experts, 4)), 128, 0, 1, m.ids, n,
          static_cast<const int32_t*>(offsets.as<int32_t>()), m.n_experts, order.as<int32_t>());
+  const int shared = tile_shared(s, tile);
   const TileArgs tiles{tile_table.as<int4>(), order.as<int32_t>(), 0};
   const TileArgs all{nullptr, nullptr, static_cast<int32_t>(t)};
   const auto gate_up = [&](const WeightView& gate, const WeightView& up, const TileArgs& a, int n_tiles,
                            uint16_t* to, int to_stride) {
     with_format_host(gate.kind, [&](auto format) {
       launch(s, moe_gate_up_tile_kernel<decltype(format)>,
-             dim3(blocks(to_stride, kTileCols / 2), static_cast<unsigned>(n_tiles)), kTileThreads,
-             kTileShared<kRows>, 1, gate, up, rows, a, m.top_k, to, to_stride);
+             dim3(blocks(to_stride, kTileCols / 2), static_cast<unsigned>(n_tiles)), kTileThreads, shared, 1,
+             gate, up, rows, a, m.top_k, to, to_stride);
     });
   };
   gate_up(m.gate, m.up, tiles, max_tiles, act.as<uint16_t>(), stride);
   with_format_host(m.down.kind, [&](auto format) {
     launch(s, moe_down_tile_kernel<decltype(format)>,
-           dim3(blocks(h, kTileCols), static_cast<unsigned>(max_tiles)), kTileThreads, kTileShared<kRows>, 1,
-           m.down, tiles, static_cast<const uint16_t*>(act.as<uint16_t>()), stride, y_e.as<float>());
+           dim3(blocks(h, kTileCols), static_cast<unsigned>(max_tiles)), kTileThreads, shared, 1, m.down,
+           tiles, static_cast<const uint16_t*>(act.as<uint16_t>()), stride, y_e.as<float>());
   });
-  gate_up(m.shared_gate, m.shared_up, all, ceil_div(t, kRows), shared_act.as<uint16_t>(), shared_stride);
+  gate_up(m.shared_gate, m.shared_up, all, ceil_div(t, tile), shared_act.as<uint16_t>(), shared_stride);
   linear_prefill(s, {m.shared_down, y_s.as<float>(), h, 0},
                  {shared_act.as<uint16_t>(), shared_stride, static_cast<int32_t>(t), shared_stride},
                  Epilogue::Store, {});

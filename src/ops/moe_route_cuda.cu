@@ -100,13 +100,26 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
                       int top_k, bool renormalise) {
   ScratchScope scope(s);
   const Tensor logits = s.scratch(DType::F32, {h.n_rows, router.n});
-  const int groups = ceil_div(h.n_rows, 8), tiles = ceil_div(router.n, 16);
-  QUERN_CHECK(groups <= kMaxGroups, "too many decode rows in one step");
-  const RingPlan plan = ring_plan(ceil_div(stream_steps(router), kWarps), 1, 2, false);
-  launch(s, route_kernel, dim3(static_cast<unsigned>(tiles * groups)), kThreads,
-         static_cast<size_t>(kWarps * plan.bytes +
-                             x_stride(router, stream_steps(router)) * 2 * std::min(8, h.n_rows)),
-         1, router, plan, h, logits.as<float>(), ids, p, top_k, renormalise, groups);
+  const int tiles = ceil_div(router.n, 16), steps = ceil_div(stream_steps(router), kWarps);
+  QUERN_CHECK(ceil_div(h.n_rows, 8) <= kMaxGroups, "too many decode rows in one step");
+  const auto x_bytes = [&](int rows) { return x_stride(router, stream_steps(router)) * 2 * rows; };
+  // All rows at once, eight a block; or as many at once as leave a block room for the least of rings.
+  const int own = static_cast<int>(sizeof(BlockTopExperts<kWarps>)) + 1024,
+            room = shared_limit(s) - own - kWarps * ring_plan(2, 1, 2, false, 1).bytes;
+  int at_once = h.n_rows;
+  for (int rows = 8; rows > 1 && x_bytes(std::min(rows, h.n_rows)) > room; at_once = std::min(rows, h.n_rows))
+    rows /= 2;
+  for (int first = 0; first < h.n_rows; first += at_once) {
+    RowsF32 rows = h;
+    rows.x += first * h.stride;
+    rows.n_rows = std::min(at_once, h.n_rows - first);
+    const int groups = ceil_div(rows.n_rows, 8), of_x = x_bytes(std::min(8, rows.n_rows));
+    const RingPlan plan = ring_plan_beside(s, kWarps, of_x + own, steps, 1, 2, false);
+    launch(s, route_kernel, dim3(static_cast<unsigned>(tiles * groups)), kThreads,
+           static_cast<size_t>(kWarps * plan.bytes + of_x), 1, router, plan, rows,
+           logits.as<float>() + int64_t{first} * router.n, ids + int64_t{first} * top_k,
+           p + int64_t{first} * top_k, top_k, renormalise, groups);
+  }
 }
 
 void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,

@@ -363,9 +363,8 @@ __global__ void __launch_bounds__(kSelectThreads)
 }
 
 int staged_scores(Stream& s, int64_t max_blocks) {
-  int limit = 0;
-  QUERN_CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, s.device().index));
-  const int64_t room = (limit - static_cast<int64_t>(sizeof(Shared))) / static_cast<int64_t>(sizeof(float));
+  const int64_t room =
+      (shared_limit(s) - static_cast<int64_t>(sizeof(Shared))) / static_cast<int64_t>(sizeof(float));
   return static_cast<int>(std::min({max_blocks, room, int64_t{kMaxStaged}}));
 }
 

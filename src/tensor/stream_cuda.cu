@@ -2,14 +2,13 @@
 
 #include "tensor/cuda_check.cuh"
 #include "tensor/stream.h"
+#include "tensor/target_cuda.cuh"
 
 namespace quern::cuda {
 namespace {
 
-__global__ void probe_kernel() {}
-
-// Kernels use clusters and dependent launches, which begin with compute capability 9.0.
-constexpr int kLeastMajor = 9;
+// Kernels use BF16 products and cp.async, which begin with compute capability 8.0.
+constexpr int kLeastMajor = 8;
 
 void check_device(Device device) {
   const std::string where = "cuda:" + std::to_string(device.index);
@@ -24,12 +23,9 @@ void check_device(Device device) {
                             std::to_string(properties.major) + "." + std::to_string(properties.minor) + ")";
   if (properties.major < kLeastMajor)
     throw Error(found + ": expected compute capability " + std::to_string(kLeastMajor) + ".0 or later");
-  QUERN_CUDA_CHECK(cudaSetDevice(device.index));
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, probe_kernel) != cudaSuccess) {
-    cudaGetLastError();
+  if (compiled_for(device) == 0)
     throw Error(found + ": this build has kernels for " QUERN_CUDA_ARCHITECTURES " only");
-  }
+  QUERN_CUDA_CHECK(cudaSetDevice(device.index));
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-// ---- clusters (Hopper and later; elsewhere a cluster is one block) ----
+// ---- clusters (Hopper; elsewhere a cluster is one block) ----
 
 __device__ __forceinline__ void cluster_arrive() {
 #ifdef QUERN_SM90

@@ -12,12 +12,17 @@
 
 #include "tensor/cuda_check.cuh"
 #include "tensor/stream.h"
+#include "tensor/target_cuda.cuh"
 
 namespace quern::cuda {
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Kernels exist in two forms. Hopper's (compiled for 90a) use clusters, dependent launches, bulk copies, wgmma and most of its
+// shared memory. Those for every other architecture are the same code without these, in the shared memory that the least of
+// them has for a block: what runs on one of them runs on all.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define QUERN_SM90 1
 #endif
+inline constexpr int kHopperShared = 227 * 1024, kLeastShared = 99 * 1024;
 
 __device__ __forceinline__ void pdl_wait() {
 #ifdef QUERN_SM90
@@ -32,15 +37,10 @@ __device__ __forceinline__ void pdl_launch() {
 
 inline cudaStream_t handle(Stream& s) { return static_cast<cudaStream_t>(s.handle()); }
 
-// Clusters and dependent launches begin with Hopper.
-inline bool is_hopper(Stream& s) {
-  static int major[64] = {};
-  int& m = major[s.device().index & 63];
-  if (m == 0) {
-    QUERN_CUDA_CHECK(cudaDeviceGetAttribute(&m, cudaDevAttrComputeCapabilityMajor, s.device().index));
-  }
-  return m >= 9;
-}
+// Whether the stream runs Hopper's form.
+inline bool is_hopper(Stream& s) { return compiled_for(s.device()) == 90; }
+// Bytes of shared memory of a block, a kernel's own arrays included.
+inline int shared_limit(Stream& s) { return is_hopper(s) ? kHopperShared : kLeastShared; }
 
 // cluster: blocks of one cluster along x, 1 for none. An empty grid launches nothing.
 template <typename... P, typename... A>
@@ -60,6 +60,12 @@ void launch(Stream& s, void (*kernel)(P...), dim3 grid, int threads, size_t shar
     QUERN_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shared)));
+  }
+  if (!is_hopper(s)) {
+    cudaFuncAttributes own{};
+    QUERN_CUDA_CHECK(cudaFuncGetAttributes(&own, reinterpret_cast<const void*>(kernel)));
+    QUERN_CHECK(own.sharedSizeBytes + shared <= kLeastShared && cluster == 1,
+                "a kernel's block takes more than every device has");
   }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

@@ -16,11 +16,23 @@
 
 namespace quern::cuda {
 
-inline constexpr int kTileCols = 128, kTileThreads = 512, kTileStages = 4;
+inline constexpr int kTileCols = 128, kTileThreads = 512;
+constexpr int tile_stage(int rows) { return (rows + kTileCols) * 128; }  // bytes: x, then the weight
 template <int kRows>
-inline constexpr int kTileStage = (kRows + kTileCols) * 128;  // bytes: x, then the weight
-template <int kRows>
-inline constexpr int kTileShared = kTileStages* kTileStage<kRows> + 1024 + 16 * kTileStages;
+inline constexpr int kTileStage = tile_stage(kRows);
+// Without wgmma a warp has no registers for the sums of a large tile, nor a block the memory for its stages.
+inline constexpr int kSmallTile = 128, kHopperTile = 256, kStages = 3, kHopperStages = 4;
+#ifdef QUERN_SM90
+inline constexpr int kLargestTile = kHopperTile, kTileStages = kHopperStages;
+#else
+inline constexpr int kLargestTile = kSmallTile, kTileStages = kStages;
+#endif
+// The same for the host.
+inline int largest_tile(Stream& s) { return is_hopper(s) ? kHopperTile : kSmallTile; }
+inline int tile_shared(Stream& s, int rows) {
+  const int stages = is_hopper(s) ? kHopperStages : kStages;
+  return stages * tile_stage(rows) + 1024 + 16 * stages;
+}
 template <int kRows>
 inline constexpr int kTileBlocks = kRows / 128;  // blocks of 64 rows a warp has
 // What a lane holds: [block of 64 rows][8 columns j][value]
@@ -28,8 +40,8 @@ template <int kRows>
 using TileSums = float[kTileBlocks<kRows>][16][4];
 
 // Fewer rows than fill the chip go in smaller tiles.
-inline bool takes_large_tiles(int64_t rows, int64_t cols) {
-  return static_cast<int64_t>(blocks(rows, 256)) * blocks(cols, kTileCols) >= 96;
+inline bool takes_large_tiles(Stream& s, int64_t rows, int64_t cols) {
+  return is_hopper(s) && static_cast<int64_t>(blocks(rows, kHopperTile)) * blocks(cols, kTileCols) >= 96;
 }
 
 __device__ __forceinline__ uint8_t* swizzled(uint8_t* tile, int row, int chunk) {
@@ -139,7 +151,7 @@ __device__ __forceinline__ void multiply_tile(TileSums<kRows>& acc, uint8_t* sta
   constexpr int kBlocks = kTileBlocks<kRows>;
   // Of the warp as a whole: the branches on it are no thread's own.
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-#ifdef QUERN_WGMMA
+#ifdef QUERN_SM90
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) hold(acc[i]);
 #else
@@ -150,7 +162,7 @@ __device__ __forceinline__ void multiply_tile(TileSums<kRows>& acc, uint8_t* sta
     uint8_t* a_tile = stages + s * kTileStage<kRows>;
     uint8_t* b_tile = a_tile + kRows * 128;
     barrier_wait(full + s, step / kTileStages & 1);
-#ifdef QUERN_WGMMA
+#ifdef QUERN_SM90
     const uint64_t b = wgmma_tile(b_tile);
     wgmma_begin();
 #pragma unroll
@@ -184,7 +196,7 @@ __device__ __forceinline__ void multiply_tile(TileSums<kRows>& acc, uint8_t* sta
     barrier_arrive_warp(empty + s);
 #endif
   }
-#ifdef QUERN_WGMMA
+#ifdef QUERN_SM90
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) hold(acc[i]);
@@ -197,7 +209,11 @@ __device__ __forceinline__ void multiply_tile(TileSums<kRows>& acc, uint8_t* sta
 template <typename F, int kRows, typename ARow, typename WRow, typename Epilogue>
 __device__ __forceinline__ void tile_product(uint8_t* shared, int n_rows, int k_a, int k_w, ARow&& a_row,
                                              WRow&& weight_row, Epilogue&& epilogue) {
-  static_assert(kRows == 256 || kRows == 128);
+  static_assert(kRows == kHopperTile || kRows == kSmallTile);
+  if constexpr (kRows > kLargestTile) {
+    __trap();  // launched on Hopper only
+    return;
+  }
   shared += (1024 - (shared_address(shared) & 1023)) & 1023;
   uint64_t* full = reinterpret_cast<uint64_t*>(shared + kTileStages * kTileStage<kRows>);
   uint64_t* empty = full + kTileStages;
@@ -211,13 +227,13 @@ __device__ __forceinline__ void tile_product(uint8_t* shared, int n_rows, int k_
   __syncthreads();
   const int n_steps = (k_a + 63) / 64;
   if (threadIdx.x >= kTileThreads / 2) {
-#ifdef QUERN_WGMMA
+#ifdef QUERN_SM90
     asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
 #endif
     fill_tile<F, kRows>(shared, full, empty, static_cast<int>(threadIdx.x) - kTileThreads / 2, n_rows,
                         n_steps, k_w, a_row, weight_row);
   } else {
-#ifdef QUERN_WGMMA
+#ifdef QUERN_SM90
     asm volatile("setmaxnreg.inc.sync.aligned.u32 168;");
 #endif
     TileSums<kRows> acc = {};

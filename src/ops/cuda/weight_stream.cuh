@@ -17,6 +17,7 @@
 
 #include <cuda_fp16.h>
 
+#include "ops/cuda/pipeline.cuh"
 #include "ops/cuda/product.cuh"
 
 namespace quern::cuda {
@@ -216,6 +217,14 @@ inline RingPlan ring_plan(int n_steps, int tiles, int depth, bool f4, int most =
   p.bytes = p.depth * p.stage_bytes + 128;
   return p;
 }
+// The one of the longest stages with which a block of so many warps has room for `beside` bytes.
+inline RingPlan ring_plan_beside(Stream& s, int warps, int beside, int n_steps, int tiles, int depth, bool f4,
+                                 int most = kMaxStageSteps) {
+  RingPlan p = ring_plan(n_steps, tiles, depth, f4, most);
+  while (most > 1 && warps * p.bytes + beside > shared_limit(s))
+    p = ring_plan(n_steps, tiles, depth, f4, --most);
+  return p;
+}
 inline bool is_f4(const WeightView& w) { return w.kind == WeightKind::F4; }
 // One of two, field by field, as of weights.
 __device__ __forceinline__ RingPlan choose(bool first, const RingPlan& a, const RingPlan& b) {
@@ -250,25 +259,6 @@ inline RingPlan whole_rows_plan(const WeightView& w, int rows) {
   p.bytes = p.stage_bytes + 128;
   p.whole_rows = true;
   return p;
-}
-
-__device__ __forceinline__ bool arrived(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-#ifdef QUERN_SM90
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, "
-      "p;\n\t}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-#else
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-#endif
-  return done != 0;
 }
 
 __device__ __forceinline__ void put_word(uint32_t to, uint32_t v) {
@@ -309,18 +299,14 @@ class WeightRing {
         0) {  // what a row's last step does not fill is multiplied by zeros: no NaN may lie there
       for (int i = lane() * 16; i < plan_.bytes; i += 512)
         *reinterpret_cast<uint4*>(memory + i) = make_uint4(0, 0, 0, 0);
-#ifdef QUERN_SM90
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+      fence_async_proxy();
       __syncwarp();
     }
     if (lane() == 0) {
       for (int i = 0; i < plan_.depth; ++i) {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier(i)), "r"(kArrivals) : "memory");
       }
-#ifdef QUERN_SM90
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+      fence_async_proxy();
     }
     __syncwarp();
   }
@@ -414,7 +400,7 @@ class WeightRing {
   // Steps that are there, at most n; waits for a stage where the last is used up.
   __device__ __forceinline__ int take(int n) {
     if (in_stage_ == 0) {
-      while (!arrived(barrier(take_), parity_)) {
+      while (!barrier_done(barrier(take_), parity_)) {
       }
       in_stage_ = min(plan_.steps, in_range_);
       in_range_ -= in_stage_;
@@ -473,11 +459,13 @@ class WeightRing {
 
 // Tiles of 16 rows with all of K, which the warps of a block walk together, a part of K each: a few large copies, where a
 // ring of its own for every warp takes many small ones, of which the engine begins one in some thirteen cycles. Stages are
-// put by the whole block, between barriers. Interface as of WeightRing.
+// put by the whole block, between barriers. Interface as of WeightRing. For Hopper's bulk engine only.
 template <int kThreads>
 class BlockTiles {
  public:
-  static bool takes(const WeightView& w) { return packed_rows(w) && w.row_bytes <= 6144; }
+  static bool takes(Stream& s, const WeightView& w) {
+    return is_hopper(s) && packed_rows(w) && w.row_bytes <= 6144;
+  }
   // `padded`: a copy a row, so that rows begin in different banks, else one for eight rows where they lie.
   static RingPlan plan_of(const WeightView& w, int depth, bool padded) {
     RingPlan p;
@@ -502,9 +490,7 @@ class BlockTiles {
                      "r"(kind_ == WeightKind::F8Block ? kThreads + 1 : 1)
                      : "memory");
       }
-#ifdef QUERN_SM90
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+      fence_async_proxy();
     }
   }
   __device__ __forceinline__ void aim(const WeightView& w0, int row0, const WeightView& w1, int row1, int,
@@ -533,11 +519,13 @@ class BlockTiles {
     const uint64_t policy = evict_first();
     const int tid = static_cast<int>(threadIdx.x);
     const bool f4 = kind_ == WeightKind::F4;
+#ifdef QUERN_SM90
     if (tid == 0) {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar),
                    "r"(16 * (row_bytes_ + (f4 ? plan_.scale_pitch : 0)))
                    : "memory");
     }
+#endif
     if (tid < 16 && (!plan_.whole_rows || tid % 8 == 0)) {
       bulk_copy(stage + tid * plan_.pitch, (tid < 8 ? data_[0] : data_[1]) + tid % 8 * row_bytes_,
                 plan_.whole_rows ? 8 * row_bytes_ : row_bytes_, bar, policy);
@@ -564,7 +552,7 @@ class BlockTiles {
     at_ = base_ + 128 + take_ * plan_.stage_bytes + 64 * step;
   }
   __device__ __forceinline__ int take(int n) {
-    while (!arrived(base_ + 8 * take_, parity_)) {
+    while (!barrier_done(base_ + 8 * take_, parity_)) {
     }
     return n;
   }

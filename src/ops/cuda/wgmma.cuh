@@ -7,16 +7,7 @@
 
 namespace quern::cuda {
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define QUERN_WGMMA 1
-#endif
-
-// Ordinary writes to shared memory become visible to the tensor cores.
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-#ifdef QUERN_WGMMA
+#ifdef QUERN_SM90
 // A tile at `p`, moved along K by whole chunks; eight rows are 1024 bytes.
 __device__ __forceinline__ uint64_t wgmma_tile(const void* p) {
   return static_cast<uint64_t>((shared_address(p) & 0x3ffffu) >> 4) | (uint64_t{1} << 16) |
