@@ -14,6 +14,10 @@ int bench_main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]).starts_with("--synthetic")) return bench_synthetic(argc, argv);
   CLI::App app("Measures how fast a model runs: single steps, or with --drafts or --streams the engine.");
+  app.footer(
+      "Without MODEL: --synthetic full|tiny measures random weights made in memory, and --url "
+      "http://HOST:PORT a running "
+      "server; --help beside either lists its options.\n");
   BenchOptions o;
   bool drafts = false;
   o.model.add_to(app);

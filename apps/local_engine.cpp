@@ -18,7 +18,7 @@ namespace quern {
 namespace {
 
 constexpr int64_t kDefaultContext = 32768;
-constexpr std::string_view kThinkEnd = "</think>";
+constexpr std::string_view kThinkBegin = "<think>\n", kThinkEnd = "</think>";
 
 ModelOptions model_options(const ReplyFlags& flags, const ModelFlags& model) {
   const auto checkpoint = Checkpoint::open(model.model);
@@ -189,7 +189,10 @@ LocalReply LocalEngine::reply(std::vector<int32_t> prompt, const std::atomic<boo
 
 ReplyPrinter::ReplyPrinter(const Tokenizer& tokenizer, bool starts_thinking)
     : detokenizer_(tokenizer, true), terminal_(::isatty(STDOUT_FILENO) == 1), thinking_(starts_thinking) {
-  if (thinking_) dim(true);
+  if (!thinking_) return;
+  // The prompt has opened the reasoning; a reader of a pipe is to find both marks.
+  if (!terminal_) std::fwrite(kThinkBegin.data(), 1, kThinkBegin.size(), stdout);
+  dim(true);
 }
 
 void ReplyPrinter::dim(bool on) {

@@ -1,4 +1,4 @@
-// quern serve: the server. Options are flags, or the same names in a TOML file given with --config.
+// quern serve: the server. Options are flags, or the same names in a TOML file given with --config (option_file.h).
 #include <fmt/core.h>
 #include <pthread.h>
 #include <signal.h>
@@ -26,6 +26,7 @@
 #include "engine/scripted_engine.h"
 #include "engine_flags.h"
 #include "model_flags.h"
+#include "option_file.h"
 #include "server/service.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -55,8 +56,8 @@ void add_flags(CLI::App& app, ServeFlags& f) {
   HttpLimits& limits = http.limits;
   f.model.add_to(app);
   app.add_option("--script", f.script, "answer from this script instead of the model: no weights are loaded");
-  app.set_config("--config", "", "read options from this TOML file: the flags' long names as keys");
-  app.allow_config_extras(false);
+  app.set_config("--config", "", "read options from this TOML file: the flags' long names as keys, and model");
+  app.config_formatter(std::make_shared<OptionFile>(app));
 
   app.add_option("--host", http.host, "address to listen on")->capture_default_str();
   app.add_option("--port", f.port, "port to listen on; 0: any free one")

@@ -103,6 +103,55 @@ check 1 'short; --ctx 32768 fits' inspect "$model" --plan --ctx 2000000000 --ram
 # A row says how many tensors of what size each.
 check 0 '8 ×    64.0 KiB  BF16     [32, 1024]' inspect "$model"
 
+for seed in abc 1.5; do
+  check 2 "--seed: expected a whole number from 0 on, found $seed" run "$model" -p Hi --seed $seed
+done
+check 2 '--seed: expected a number of 64 bits' run "$model" -p Hi --seed 18446744073709551616
+check 2 '--max-tokens: expected a number of 64 bits' run "$model" -p Hi -n 9223372036854775808
+check 2 '--seed: expected a value' run "$model" -p Hi --seed
+check 2 '--prompt: given more than once' run "$model" -p Hi -p Ho
+check 0 '--synthetic full|tiny' bench --help
+check 0 '--url http://HOST:PORT' bench --help
+
+# A pipe gets the reasoning between both of its marks.
+said=$("$quern" run "$model" -p 'What is the capital of France?' --greedy)
+case $said in
+  '<think>
+'*'
+</think>
+
+The capital of France is Paris.') ;;
+  *) echo "reasoning in a pipe: $said"; failed=1 ;;
+esac
+said=$("$quern" run "$model" -p 'What is the capital of France?' --greedy --no-think)
+[ "$said" = 'The capital of France is Paris.' ] || { echo "an answer without reasoning: $said"; failed=1; }
+
+# An options file: faults by file and line; what is right in it is taken (no model: an end).
+options="$work/options.toml"
+config() {  # LINE TEXT CONTENT
+  printf '%b' "$3" > "$options"
+  check 2 "$options:$1: $2" serve --config "$options"
+}
+config 2 "'prot' is no option" '# c\nprot = 1\n'
+config 1 "'config' is no option" 'config = "x"'
+config 3 "'port' stands in line 1 already" 'port=1\n\nport=2'
+config 2 '--port: expected a whole number from 0 to 65535, found 99999' '\nport = 99999\n'
+config 1 "expected '=' after 'port'" 'port'
+config 1 'expected a value' 'port ='
+config 1 'a string without its closing quote' 'host = "a'
+config 1 'expected a value; text stands in quotes' 'api-key = secret'
+config 1 'no-prefix-cache: expected true or false' 'no-prefix-cache = 7'
+config 1 'host: expected one value, found 2' 'host = ["a", "b"]'
+config 1 'sections are not known' '[server]\nport = 1'
+config 1 'expected a new line' 'port = 1 2'
+config 1 'expected a key' '\0\0\0 = 1'
+printf '%s' 'model = "/nope, with a # and \u00e9" # comment
+alias = ["a,b",  # one
+  '"'c d'"']
+port = 0' > "$options"
+check 1 'quern: /nope, with a # and é: no such file or folder' serve --config "$options"
+check 1 "quern: $work/nope: no such file or folder" serve "$work/nope" --config "$options"
+
 check 2 '--effort: expected none, minimal, low, medium, high, xhigh or max, found huge' \
   run "$model" -p Hi --effort huge
 check 2 '--effort: expected none' chat "$model" --effort ''
