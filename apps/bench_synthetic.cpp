@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "commands.h"
+#include "model/memory_plan.h"
 #include "model/model.h"
 #include "model/synthetic.h"
 #include "model/synthetic_weights.h"
@@ -55,7 +56,6 @@ class SyntheticBench {
     w.experts = parse_synthetic_type("--experts-type", o.experts);
     w.dense = parse_synthetic_type("--dense-type", o.dense);
     if (o.geometry != "full") w.table_rows = 1 << 16;
-    ModelWeights weights = synthetic_weights(config_, w, stream_);
     ModelOptions options;
     options.kv = parse_kv(o.kv);
     options.drafts = false;
@@ -67,6 +67,8 @@ class SyntheticBench {
     options.n_slots = width;
     options.n_pages = static_cast<int32_t>(
         std::max((longest + 256) / kPageTokens + 2, width * (o.stream_context / kPageTokens + 2)));
+    refuse_too_large(synthetic_bytes(config_, w), options);
+    ModelWeights weights = synthetic_weights(config_, w, stream_);
     model_ = std::make_unique<Model>(std::move(weights), config_, options, stream_);
     batch_ = std::make_unique<Batch>(stream_.device(), options.batch);
     for (int i = 0; i < model_->memory().kv.n_layers(); ++i) {
@@ -174,6 +176,22 @@ class SyntheticBench {
   }
 
  private:
+  // What cannot fit is said before any of it is made. A step's own memory comes on top.
+  void refuse_too_large(SyntheticBytes weights, const ModelOptions& options) const {
+    const MemoryPlan each = plan_sequences(config_, options.kv == DType::F32 ? 4 : 2);
+    const bool cuda = stream_.device().type == DeviceType::Cuda;
+    const int64_t held = weights.device + (cuda ? 0 : weights.table);
+    const int64_t caches = options.n_slots * each.state() + options.n_pages * each.page();
+    const int64_t free = device_memory(stream_.device()).free;
+    if (held + caches <= free) return;
+    const auto gb = [](int64_t bytes) { return static_cast<double>(bytes) * 1e-9; };
+    throw Error(fmt::format(
+        "--synthetic {}: the weights take {:.1f} GB, {} sequences and their contexts {:.1f} GB; of {} {:.1f} "
+        "GB are "
+        "free; fewer --layers, --streams, --contexts and --prefill take less",
+        o_.geometry, gb(held), options.n_slots, gb(caches), cuda ? "the GPU's memory" : "RAM", gb(free)));
+  }
+
   std::unique_ptr<Sequence> new_sequence(int64_t tokens) {
     auto sequence = Sequence::create(model_->memory());
     QUERN_CHECK(sequence != nullptr, "no slot for a sequence of the benchmark");

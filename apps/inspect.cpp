@@ -1,6 +1,5 @@
 // quern inspect: what a model's files hold; with --plan, what will lie where and what each token reads.
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -105,10 +104,6 @@ void print_formats(const Checkpoint& checkpoint) {
              bytes_text(total), checkpoint.files().size(), checkpoint.files().size() == 1 ? "" : "s");
 }
 
-int64_t memory_of_host() {
-  return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(::sysconf(_SC_PAGE_SIZE));
-}
-
 // Returns whether the machine can hold it.
 bool print_plan(const MemoryPlan& p, const Config& c, const Machine& machine, int64_t context,
                 int64_t sequences, const std::string& kv) {
@@ -205,7 +200,7 @@ int inspect_main(int argc, char** argv) {
       } else {
         parse_device(device);
       }
-      machine.ram = ram > 0 ? static_cast<int64_t>(ram) : memory_of_host();
+      machine.ram = ram > 0 ? static_cast<int64_t>(ram) : device_memory({}).total;
       return print_plan(plan_memory(*checkpoint, config, kv == "f32" ? 4 : 2), config, machine,
                         context > 0 ? context : config.max_positions, sequences, kv)
                  ? 0

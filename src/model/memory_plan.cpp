@@ -27,8 +27,21 @@ bool group_of(std::string_view name, TensorGroup& group) {
   return true;
 }
 
-MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& c, int kv_bytes) {
+MemoryPlan plan_sequences(const Config& c, int kv_bytes) {
   MemoryPlan p;
+  p.max_positions = c.max_positions;
+  const int64_t sparse = c.n_sparse_layers(), delta = c.n_delta_layers();
+  p.kv_per_token = sparse * 2 * c.n_kv_heads * c.d_head * kv_bytes;
+  p.index_per_token = sparse * c.indexer.d_head * int64_t{4} / c.indexer.block_ratio;
+  p.delta_state = delta * c.delta.n_value_heads * c.delta.d_key * c.delta.d_value * int64_t{4};
+  const int64_t raw_keys = sparse * (c.indexer.block_ratio - 1) * c.indexer.d_head;
+  const int64_t ple_rows = int64_t{c.ple.dilation} * (c.ple.conv - 1) * c.wide();
+  p.conv_state = (delta * (c.delta.conv - 1) * c.delta.qkv_width() + ple_rows + raw_keys) * 4;
+  return p;
+}
+
+MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& c, int kv_bytes) {
+  MemoryPlan p = plan_sequences(c, kv_bytes);
   int64_t table_rows = 0;
   for (const TensorView& t : checkpoint.tensors()) {
     const auto bytes = static_cast<int64_t>(t.bytes.size());
@@ -63,15 +76,6 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& c, int kv_byt
         break;
     }
   }
-  p.max_positions = c.max_positions;
-  const int64_t sparse = c.n_sparse_layers(), delta = c.n_delta_layers();
-  p.kv_per_token = sparse * 2 * c.n_kv_heads * c.d_head * kv_bytes;
-  p.index_per_token = sparse * c.indexer.d_head * int64_t{4} / c.indexer.block_ratio;
-  p.delta_state = delta * c.delta.n_value_heads * c.delta.d_key * c.delta.d_value * int64_t{4};
-  const int64_t raw_keys = sparse * (c.indexer.block_ratio - 1) * c.indexer.d_head;
-  const int64_t ple_rows = int64_t{c.ple.dilation} * (c.ple.conv - 1) * c.wide();
-  p.conv_state = (delta * (c.delta.conv - 1) * c.delta.qkv_width() + ple_rows + raw_keys) * 4;
-
   p.table_per_token = table_rows > 0 ? p.table / table_rows * c.ple.n_heads() : 0;
   p.experts_per_token = p.experts / c.n_experts * c.top_k;
   const int64_t head = p.head > 0 ? p.head : p.embedding;  // a tied head is read whole too

@@ -55,7 +55,8 @@ Fit fit(const MemoryPlan& plan, const Machine& machine, int64_t context, int64_t
 
 // Which group a tensor belongs to, by its logical name; of the vision tower: false.
 bool group_of(std::string_view name, TensorGroup& group);
-// kv_bytes: of one stored K or V element (2 for BF16).
+// kv_bytes: of one stored K or V element (2 for BF16). Without a checkpoint only what a sequence takes.
+MemoryPlan plan_sequences(const Config& config, int kv_bytes);
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config, int kv_bytes);
 
 }  // namespace quern

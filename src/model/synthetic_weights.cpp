@@ -10,21 +10,24 @@
 namespace quern {
 namespace {
 
+// Without a stream it only counts.
 class Maker {
  public:
-  Maker(const Config& c, const SyntheticWeightOptions& options, Stream& stream, ModelWeights& w)
+  Maker(const Config& c, const SyntheticWeightOptions& options, Stream* stream, ModelWeights& w)
       : c_(c), o_(options), s_(stream), w_(w) {}
 
+  void make_all();
+  SyntheticBytes bytes() const { return bytes_; }
+
+ private:
   Tensor vector(std::initializer_list<int64_t> shape, float amplitude) {
     const Tensor t = own(DType::F32, shape);
-    random_fill(s_, t, Fill::F32, amplitude, next());
+    fill(t, Fill::F32, amplitude);
     return t;
   }
   Tensor constant(int64_t n, float value) {
     const Tensor t = own(DType::F32, {n});
-    const std::vector<float> v(static_cast<size_t>(n), value);
-    s_.upload(t.data, v.data(), t.bytes());
-    s_.synchronize();
+    repeat(t, value);
     return t;
   }
   // Values keep the size of what they multiply: uniform in ±sqrt(3 / k).
@@ -37,7 +40,7 @@ class Maker {
     e.k = k;
     e.packed = make(o_.experts, {c_.n_experts, n, k}, n, k);
     if (o_.experts == SyntheticType::NVFP4) e.global_scales = constant(c_.n_experts, e.packed.global_scale);
-    if (s_.device().type == DeviceType::Cpu) {
+    if (s_ && s_->device().type == DeviceType::Cpu) {
       for (int64_t i = 0; i < c_.n_experts; ++i) {
         Weight w = e.packed;
         w.data = e.packed.data.item(i);
@@ -109,11 +112,15 @@ class Maker {
     l.hash.eos = c_.ple.eos_id;
     l.table.d_row = c_.ple.d_row;
     l.table.rows_per_part = per_head * heads;
-    Buffer& host = w_.host.emplace_back(s_.device(), per_head * heads * c_.ple.d_row, BufferKind::Pinned);
+    bytes_.table += per_head * heads * c_.ple.d_row;
     Weight table;
-    table.data = Tensor(host.data(), DType::F8E4M3, {per_head * heads, c_.ple.d_row});
-    random_fill(s_, table.data, Fill::E4M3, 1, next());  // a device writes it over the bus
-    table.scale = constant(1, 1).reshape({1, 1});
+    if (s_) {
+      Buffer& host = w_.host.emplace_back(s_->device(), per_head * heads * c_.ple.d_row, BufferKind::Pinned);
+      table.data = Tensor(host.data(), DType::F8E4M3, {per_head * heads, c_.ple.d_row});
+      fill(table.data, Fill::E4M3, 1);  // a device writes it over the bus
+    }
+    table.scale = constant(1, 1);
+    if (s_) table.scale = table.scale.reshape({1, 1});
     l.table.parts.push_back(table);
     l.key = dense(c_.wide(), c_.ple.d_embed());
     l.value = dense(c_.d_model, c_.ple.d_embed());
@@ -122,10 +129,23 @@ class Maker {
     return l;
   }
 
- private:
   uint64_t next() { return o_.seed * 1000003 + ++n_; }
   Tensor own(DType dtype, std::initializer_list<int64_t> shape) {
-    return w_.owned.emplace_back(s_.device(), dtype, shape).tensor;
+    const Tensor counted(nullptr, dtype, shape);
+    bytes_.device += counted.bytes();
+    return s_ ? w_.owned.emplace_back(s_->device(), dtype, shape).tensor : counted;
+  }
+  void fill(const Tensor& t, Fill how, float amplitude) {
+    if (s_) random_fill(*s_, t, how, amplitude, next());
+  }
+  void upload(std::byte* to, const void* from, int64_t bytes) {
+    if (s_) s_->upload(to, from, bytes);
+  }
+  void repeat(const Tensor& t, float value) {
+    if (!s_) return;
+    const std::vector<float> v(static_cast<size_t>(t.elements()), value);
+    upload(t.data, v.data(), t.bytes());
+    s_->synchronize();
   }
   Weight make(SyntheticType type, std::initializer_list<int64_t> shape, int64_t n, int64_t k) {
     const float amplitude = std::sqrt(3.0F / static_cast<float>(k));
@@ -137,27 +157,26 @@ class Maker {
     switch (type) {
       case SyntheticType::BF16:
         w.data = own(DType::BF16, shape);
-        random_fill(s_, w.data, Fill::BF16, amplitude, next());
+        fill(w.data, Fill::BF16, amplitude);
         break;
       case SyntheticType::FP8: {
         w.data = own(DType::F8E4M3, shape);
-        random_fill(s_, w.data, Fill::E4M3, 2, next());
+        fill(w.data, Fill::E4M3, 2);
         w.scale = scales(DType::F32, (n + 127) / 128, (k + 127) / 128);
-        const std::vector<float> v(static_cast<size_t>(w.scale.elements()), amplitude / 2);
-        s_.upload(w.scale.data, v.data(), w.scale.bytes());
-        s_.synchronize();
+        repeat(w.scale, amplitude / 2);
         break;
       }
       case SyntheticType::NVFP4:
         w.data = own(DType::F4E2M1, shape);
-        random_fill(s_, w.data, Fill::Bytes, 1, next());
+        fill(w.data, Fill::Bytes, 1);
         w.scale = scales(DType::F8E4M3, n, k / 16);
-        random_fill(s_, w.scale, Fill::E4M3, 1, next());
+        fill(w.scale, Fill::E4M3, 1);
         w.global_scale = amplitude / 3;
         break;
       case SyntheticType::Q4_0: {
         // Blocks of a half scale and 32 codes: random bytes would make wild scales, so blocks repeat one good one.
         w.data = own(DType::Q4_0, shape);
+        if (!s_) break;
         const int64_t bytes = w.data.bytes();
         std::vector<std::byte> pattern(static_cast<size_t>(std::min<int64_t>(bytes, 18 * 65536)));
         uint64_t x = next();
@@ -169,9 +188,9 @@ class Maker {
                                      : static_cast<std::byte>(x >> 56);
         }
         for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(pattern.size()))
-          s_.upload(w.data.data + at, pattern.data(),
-                    std::min<int64_t>(static_cast<int64_t>(pattern.size()), bytes - at));
-        s_.synchronize();
+          upload(w.data.data + at, pattern.data(),
+                 std::min<int64_t>(static_cast<int64_t>(pattern.size()), bytes - at));
+        s_->synchronize();
         break;
       }
     }
@@ -180,10 +199,28 @@ class Maker {
 
   const Config& c_;
   const SyntheticWeightOptions& o_;
-  Stream& s_;
+  Stream* s_;
   ModelWeights& w_;
+  SyntheticBytes bytes_;
   uint64_t n_ = 0;
 };
+
+void Maker::make_all() {
+  w_.embed = matrix(SyntheticType::BF16, c_.vocab, c_.d_model);
+  for (int i = 0; i < c_.n_layers; ++i) {
+    if (i == c_.ple.layer) w_.ple = ple_layer();
+    if (c_.layers[i] == LayerKind::DeltaNet) {
+      w_.layers.push_back({LayerKind::DeltaNet, static_cast<int>(w_.delta.size())});
+      w_.delta.push_back(delta_layer());
+    } else {
+      w_.layers.push_back({LayerKind::SparseAttention, static_cast<int>(w_.attention.size())});
+      w_.attention.push_back(attention_layer());
+    }
+    w_.moe.push_back(moe_layer());
+  }
+  w_.mix = mixer(false);
+  w_.lm_head = dense(c_.vocab, c_.d_model);
+}
 
 }  // namespace
 
@@ -195,23 +232,16 @@ SyntheticType parse_synthetic_type(const std::string& option, const std::string&
   throw Error(fmt::format("{}: expected bf16, fp8, nvfp4 or q4, found '{}'", option, name));
 }
 
+SyntheticBytes synthetic_bytes(const Config& config, const SyntheticWeightOptions& options) {
+  ModelWeights none;
+  Maker count(config, options, nullptr, none);
+  count.make_all();
+  return count.bytes();
+}
+
 ModelWeights synthetic_weights(const Config& config, const SyntheticWeightOptions& options, Stream& stream) {
   ModelWeights w;
-  Maker make(config, options, stream, w);
-  w.embed = make.matrix(SyntheticType::BF16, config.vocab, config.d_model);
-  for (int i = 0; i < config.n_layers; ++i) {
-    if (i == config.ple.layer) w.ple = make.ple_layer();
-    if (config.layers[i] == LayerKind::DeltaNet) {
-      w.layers.push_back({LayerKind::DeltaNet, static_cast<int>(w.delta.size())});
-      w.delta.push_back(make.delta_layer());
-    } else {
-      w.layers.push_back({LayerKind::SparseAttention, static_cast<int>(w.attention.size())});
-      w.attention.push_back(make.attention_layer());
-    }
-    w.moe.push_back(make.moe_layer());
-  }
-  w.mix = make.mixer(false);
-  w.lm_head = make.dense(config.vocab, config.d_model);
+  Maker(config, options, &stream, w).make_all();
   stream.synchronize();
   for (const OwnedTensor& t : w.owned) w.bytes += t.buffer.size();
   for (const Buffer& b : w.host) w.bytes += b.size();

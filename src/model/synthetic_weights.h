@@ -20,6 +20,12 @@ struct SyntheticWeightOptions {
   uint64_t seed = 1;
 };
 
+// What synthetic_weights will hold, without making any of it: on the device, and of the n-gram table in host memory.
+struct SyntheticBytes {
+  int64_t device = 0, table = 0;
+};
+SyntheticBytes synthetic_bytes(const Config& config, const SyntheticWeightOptions& options);
+
 ModelWeights synthetic_weights(const Config& config, const SyntheticWeightOptions& options, Stream& stream);
 
 }  // namespace quern

@@ -1,5 +1,8 @@
 #include "tensor/random_fill.h"
 
+#include <fstream>
+#include <string>
+
 #include "base/check.h"
 #include "tensor/random_value.h"
 
@@ -20,7 +23,14 @@ DeviceMemory device_memory([[maybe_unused]] Device device) {
   if constexpr (kHasCuda) {
     if (device.type == DeviceType::Cuda) return cuda::device_memory(device);
   }
-  return {};
+  DeviceMemory memory;
+  std::ifstream lines("/proc/meminfo");
+  int64_t kib = 0;
+  for (std::string key, unit; lines >> key >> kib; std::getline(lines, unit)) {
+    if (key == "MemTotal:") memory.total = kib * 1024;
+    if (key == "MemAvailable:") memory.free = kib * 1024;
+  }
+  return memory;
 }
 
 }  // namespace quern

@@ -22,7 +22,7 @@ namespace cuda {
 void random_fill(Stream& s, Tensor t, Fill fill, float amplitude, uint64_t seed);
 }
 
-// Bytes of the device's memory that are free, and all of it; 0 on the CPU.
+// Bytes of the device's memory that are free, and all of it. On the CPU free is what programs can have without swapping.
 struct DeviceMemory {
   int64_t free = 0, total = 0;
 };

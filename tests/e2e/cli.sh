@@ -111,6 +111,7 @@ check 2 '--max-tokens: expected a number of 64 bits' run "$model" -p Hi -n 92233
 check 2 '--seed: expected a value' run "$model" -p Hi --seed
 check 2 '--prompt: given more than once' run "$model" -p Hi -p Ho
 check 0 '--synthetic full|tiny' bench --help
+check 1 'quern: --synthetic full: the weights take' bench --synthetic full --layers 4096
 check 0 '--url http://HOST:PORT' bench --help
 
 # A pipe gets the reasoning between both of its marks.

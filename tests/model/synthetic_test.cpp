@@ -11,6 +11,7 @@
 #include "checkpoint/safetensors_writer.h"
 #include "model/memory_plan.h"
 #include "model/ngram_hash.h"
+#include "model/synthetic_weights.h"
 #include "model/tensor_list.h"
 #include "ops/quant_formats.h"
 
@@ -38,6 +39,20 @@ TEST(TensorList, full_geometry_has_the_released_elements) {
                          d + 2304 * d + 2 * d + 4608 * 4608 + 4608 + 2560 * 4608 + 2560;
   EXPECT_EQ(n + vision, 179'999'981'459);
   EXPECT_EQ(tensors + 127 + 324 + 9, 1658);  // the table whole, the vision tower
+}
+
+TEST(Synthetic, weights_made_in_place_take_the_bytes_that_were_counted) {
+  const Config config = config_of({.layers = 4});
+  ThreadPool pool(1);
+  Stream stream({}, pool);
+  for (const SyntheticType experts :
+       {SyntheticType::BF16, SyntheticType::FP8, SyntheticType::NVFP4, SyntheticType::Q4_0}) {
+    const SyntheticWeightOptions options{.experts = experts, .table_rows = 1 << 12};
+    const SyntheticBytes counted = synthetic_bytes(config, options);
+    const ModelWeights w = synthetic_weights(config, options, stream);
+    EXPECT_EQ(counted.device + counted.table, w.bytes);
+    EXPECT_EQ(counted.table, (1 << 12) * config.ple.d_row);
+  }
 }
 
 TEST(Synthetic, a_written_model_is_read_back_whole_on_any_number_of_threads) {
