@@ -16,7 +16,8 @@
 namespace quern {
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK a FIFO would be waited for; a regular file reads the same.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0)
     throw Error(fmt::format("{}: {}", path.string(),
                             errno == ENOENT ? "no such file or folder" : std::strerror(errno)));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "base/check.h"
 #include "checkpoint/safetensors_bytes.h"
@@ -120,6 +121,19 @@ TEST(Checkpoint, follows_the_download_cache_of_the_hub) {
   write_text(repo.path / "snapshots/abc/model.safetensors.index.json",
              index_of(R"("x":"model.safetensors")"));
   EXPECT_EQ(open_error(repo.path / "snapshots/abc"), "");
+}
+
+TEST(Checkpoint, what_is_no_file_is_refused_and_not_waited_for) {
+  const TempFolder folder("no_file");
+  const fs::path fifo = folder.path / "model.safetensors";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_THAT(open_error(folder.path), HasSubstr("model.safetensors: not a regular file"));
+  fs::remove(fifo);
+  fs::create_symlink("/dev/zero", fifo);
+  EXPECT_THAT(open_error(folder.path), HasSubstr("not a regular file"));
+  fs::remove(fifo);
+  fs::create_directory(fifo);
+  EXPECT_THAT(open_error(folder.path), HasSubstr("not a regular file"));
 }
 
 TEST(Checkpoint, refuses_what_is_no_model) {
