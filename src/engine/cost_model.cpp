@@ -39,6 +39,16 @@ bool solve(const std::array<std::array<double, 3>, 3>& xx, const std::array<doub
 
 }  // namespace
 
+double CostModel::at_most(int64_t decode_rows, int64_t prefill_rows) const {
+  if (static_cast<double>(prefill_rows) > 2 * tried) return HUGE_VAL;
+  const std::array<double, 3> x = {1, static_cast<double>(decode_rows), static_cast<double>(prefill_rows)};
+  double leverage = 0;
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j) leverage += x[i] * inverse[i][j] * x[j];
+  const double spread = mean + kSpreads * deviation * std::sqrt(1 + std::max(leverage, 0.0));
+  return (1 + std::max(spread, 0.0)) * seconds(decode_rows, prefill_rows);
+}
+
 void CostMeter::observe(int64_t decode_rows, int64_t prefill_rows, double seconds) {
   if (const double expected = model_.seconds(decode_rows, prefill_rows); expected > 0) {
     const double e = std::min(seconds / expected - 1, kLargestExcess);
@@ -51,6 +61,7 @@ void CostMeter::observe(int64_t decode_rows, int64_t prefill_rows, double second
     for (int j = 0; j < 3; ++j) xx_[i][j] = kForget * xx_[i][j] + x[i] * x[j];
     xy_[i] = kForget * xy_[i] + x[i] * seconds;
   }
+  model_.tried = std::max({kForget * model_.tried, static_cast<double>(prefill_rows), double{kPageTokens}});
   fit();
 }
 
@@ -64,10 +75,20 @@ void CostMeter::fit() {
     if (c[worst] >= 0) break;
     use[worst] = false;
   }
-  model_ = {std::max(c[0], 0.0), std::max(c[1], 0.0), std::max(c[2], 0.0)};
+  model_.base = std::max(c[0], 0.0);
+  model_.decode_row = std::max(c[1], 0.0);
+  model_.prefill_row = std::max(c[2], 0.0);
+  // What a slope that was dropped may be is as uncertain as the others'.
+  use = {true, xx_[1][1] > 0, xx_[2][2] > 0};
+  for (int k = 0; k < 3; ++k) {
+    std::array<double, 3> unit{}, column{};
+    unit[k] = 1;
+    if (use[k] && solve(xx_, unit, use, column))
+      for (int i = 0; i < 3; ++i) model_.inverse[i][k] = use[i] ? column[i] : 0;
+  }
   if (n_ == 0) return;
-  const double mean = excess_ / n_, variance = std::max(excess2_ / n_ - mean * mean, 0.0);
-  model_.spread = std::max(mean + kSpreads * std::sqrt(variance), 0.0);
+  model_.mean = excess_ / n_;
+  model_.deviation = std::sqrt(std::max(excess2_ / n_ - model_.mean * model_.mean, 0.0));
 }
 
 }  // namespace quern

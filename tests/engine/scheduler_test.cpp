@@ -144,6 +144,17 @@ TEST(CostMeter, finds_the_line_behind_noisy_steps) {
   EXPECT_NEAR(meter.model().seconds(0, 0), 0.01, 0.004);
 }
 
+// The chunk that is planned at most doubles from step to step: how a machine takes rows that it was never given is
+// not known from those it was.
+TEST(CostMeter, nothing_is_promised_of_more_than_twice_what_was_tried) {
+  CostMeter meter;
+  EXPECT_EQ(meter.model().at_most(1, 128), 0);
+  EXPECT_EQ(meter.model().at_most(1, 192), HUGE_VAL);
+  for (int i = 0; i < 20; ++i) meter.observe(1, 256, 0.01);
+  EXPECT_LT(meter.model().at_most(1, 512), 1);
+  EXPECT_EQ(meter.model().at_most(1, 576), HUGE_VAL);
+}
+
 TEST(CostMeter, rows_that_never_varied_are_taken_to_cost_nothing) {
   CostMeter meter;
   for (int i = 0; i < 100; ++i) meter.observe(1, 0, 0.02);
@@ -407,7 +418,7 @@ TEST(SchedulerSimulation, ten_thousand_requests_leak_nothing_starve_nobody_and_k
 
 // The scheduler knows only what steps lasted: each lasts up to 30 % more or less than its rows say, the machine grows
 // slower and faster by a quarter in waves of three thousand steps, and in step 20 000 half of it is lost. What was never
-// measured cannot be promised: a gap in ten thousand may be longer, and a few before the loss is learnt.
+// measured cannot be promised: a gap in two hundred thousand may be a little longer, and a few before the loss is learnt.
 TEST(SchedulerSimulation, ten_thousand_requests_keep_the_bound_on_a_machine_that_is_learnt_as_it_goes) {
   const Noise noise{.share = 0.3, .drift = 0.25, .jump_at = 20'000};
   for (uint32_t seed = 1; seed <= (test::kSanitized ? 1 : 3); ++seed) {
@@ -421,8 +432,8 @@ TEST(SchedulerSimulation, ten_thousand_requests_keep_the_bound_on_a_machine_that
         seed, simulation.steps(), simulation.preemptions(), simulation.longest_gap() * 1e3, simulation.gaps(),
         simulation.late(), 100 * simulation.longest_excess(), simulation.late_while_learning(),
         simulation.rows_per_second());
-    EXPECT_LE(simulation.late(), simulation.gaps() / 10'000);
-    EXPECT_LE(simulation.longest_excess(), 0.6);
+    EXPECT_LE(simulation.late(), simulation.gaps() / 200'000);
+    EXPECT_LE(simulation.longest_excess(), 0.1);
     EXPECT_LE(simulation.late_while_learning(), 100);
   }
 }
