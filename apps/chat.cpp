@@ -78,6 +78,8 @@ int chat_main(int argc, char** argv) {
   LocalEngine engine(model, flags);
   const bool terminal = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1;
   if (terminal) {
+    // In the C locale the line editor drops whatever is not ASCII. Text is UTF-8 here, whatever the environment says.
+    if (!std::setlocale(LC_CTYPE, "C.UTF-8")) std::setlocale(LC_CTYPE, "");
     fmt::print("{}.\n", kCommandList);
     ::using_history();
   }

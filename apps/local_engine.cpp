@@ -188,7 +188,12 @@ LocalReply LocalEngine::reply(std::vector<int32_t> prompt, const std::atomic<boo
 }
 
 ReplyPrinter::ReplyPrinter(const Tokenizer& tokenizer, bool starts_thinking)
-    : detokenizer_(tokenizer, true), terminal_(::isatty(STDOUT_FILENO) == 1), thinking_(starts_thinking) {
+    : detokenizer_(tokenizer, true), terminal_(::isatty(STDOUT_FILENO) == 1), thinking_(starts_thinking) {}
+
+// With the first token: a request that is refused leaves the terminal as it was.
+void ReplyPrinter::begin() {
+  if (begun_) return;
+  begun_ = true;
   if (!thinking_) return;
   // The prompt has opened the reasoning; a reader of a pipe is to find both marks.
   if (!terminal_) std::fwrite(kThinkBegin.data(), 1, kThinkBegin.size(), stdout);
@@ -200,6 +205,7 @@ void ReplyPrinter::dim(bool on) {
 }
 
 void ReplyPrinter::print(std::span<const int32_t> ids) {
+  begin();
   for (const int32_t id : ids) print_text(detokenizer_.push(id));
   std::fflush(stdout);
 }
@@ -232,7 +238,7 @@ void ReplyPrinter::finish() {
   print_text(detokenizer_.finish());
   std::fwrite(held_.data(), 1, held_.size(), stdout);
   held_.clear();
-  if (thinking_) dim(false);
+  if (thinking_ && begun_) dim(false);
   thinking_ = false;
   std::fputc('\n', stdout);
   std::fflush(stdout);

@@ -80,11 +80,12 @@ class ReplyPrinter {
   void finish();
 
  private:
+  void begin();
   void print_text(std::string_view text);
   void dim(bool on);
 
   Detokenizer detokenizer_;
-  bool terminal_, thinking_;
+  bool terminal_, thinking_, begun_ = false;
   std::string held_;  // what may be the start of </think>
 };
 
