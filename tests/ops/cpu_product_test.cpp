@@ -243,6 +243,11 @@ TEST_F(CpuProductTest, the_most_extreme_codes_do_not_overflow) {
           ASSERT_NEAR(y[static_cast<size_t>(r * n + 7)], expected[static_cast<size_t>(r)],
                       1e-5 * size + 1e-30)
               << l.name << ' ' << name(dtype) << " byte " << int{byte} << " row " << r;
+          // A row alone may take another way.
+          const auto alone =
+              product(l, w, rounded(l, {x.begin() + r * k, x.begin() + (r + 1) * k}, k), 1, 0, n);
+          ASSERT_TRUE(std::equal(alone.begin(), alone.end(), y.begin() + r * n))
+              << l.name << ' ' << name(dtype) << " byte " << int{byte} << " row " << r;
         }
       }
     }

@@ -633,7 +633,71 @@ void multiply_blocks(const ProductJob& job, int64_t n0, int64_t n1) {
   }
 }
 
+// Sums of the eight words of kLanes rows: v[j] holds row j, or on 512 bits rows (j, j + 4) and from v[4] on (j + 4, j + 8).
+inline V sums_of_rows(const V (&v)[8]) {
+  V a[4];
+  for (int j = 0; j < 4; ++j) a[j] = add32(low32(v[2 * j], v[2 * j + 1]), high32(v[2 * j], v[2 * j + 1]));
+  const V b = add32(low64(a[0], a[1]), high64(a[0], a[1])), c = add32(low64(a[2], a[3]), high64(a[2], a[3]));
+  return add32(even128(b, c), odd128(b, c));
+}
+
+// One row with Q8_0 weights, where unpacking into a panel for one use would be most of the work: 32 codes of a weight row
+// meet the activations as they lie, and sums are turned instead of codes. Scales are collected a chunk before they are
+// used. [n0, n1) are whole vectors of outputs.
+void one_row_q8_0(const ProductJob& job, int64_t n0, int64_t n1) {
+  using Format = Int8Format<quant::BlockQ8_0>;
+  constexpr int64_t kBytes = sizeof(quant::BlockQ8_0), kChunk = 4, kAhead = 4 * kChunk * kBytes;
+  const Weight& w = *job.w;
+  const int64_t k = w.k(), stride = row_bytes(w.data.dtype, w.data.row_stride), blocks = k / 32;
+  const auto* weights = reinterpret_cast<const uint8_t*>(w.data.data);
+  const ConstInt8Record x(job.rounded_row(0), k);
+  alignas(64) float scales[2][kChunk * kLanes];
+  for (int64_t n = n0; n < n1; n += kLanes) {
+    const Rows rows{weights + n * stride, stride};
+    const auto collect = [&](int64_t block) {
+      half_scales({rows.at + block * kBytes, stride}, 0, kBytes, std::min(blocks - block, kChunk),
+                  scales[block / kChunk % 2]);
+    };
+    VF y = zerof();
+    collect(0);
+    for (int64_t i0 = 0; i0 < blocks; i0 += kChunk) {
+      // What is asked for lies four chunks on; past the end of the rows, in the rows after these.
+      const int64_t at = i0 * kBytes + kAhead;
+      const bool same_rows = at < stride;
+      if (same_rows || n + kLanes < n1) {
+        const uint8_t* ask_at = rows.at + at + (same_rows ? 0 : (kLanes - 1) * stride);
+        for (int j = 0; j < kLanes; ++j, ask_at += stride) ask(ask_at, kChunk * kBytes);
+      }
+      if (i0 + kChunk < blocks) collect(i0 + kChunk);
+      const float* scale = scales[i0 / kChunk % 2];
+      for (int64_t i = i0; i < std::min(i0 + kChunk, blocks); ++i, scale += kLanes) {
+        const V xs = both256(x.q + 32 * i);
+        const uint8_t* codes = rows.at + i * kBytes + 2;
+        V v[8];
+        for (int j = 0; j < 8; ++j) {
+          const V q = two256(codes + (QUERN_WIDE && j >= 4 ? j + 4 : j) * stride, 4 * stride);
+#if QUERN_VNNI
+          v[j] = dot4(zero(), bit_xor(q, all8(128)), xs);
+#else
+          v[j] = dot4(zero(), _mm256_abs_epi8(q), _mm256_sign_epi8(xs, q));
+#endif
+        }
+        V dot = sums_of_rows(v);
+        if constexpr (QUERN_VNNI) dot = add32(dot, all32(x.minus32[i] * (1 << Format::kShift)));
+        y = fma(mul(loadf(scale), allf(x.d[i])), to_float(dot), y);
+      }
+    }
+    storef(job.y_row(0) + n, y);
+  }
+}
+
 void int8_product(const ProductJob& job, int64_t n0, int64_t n1) {
+  if (job.w->data.dtype == DType::Q8_0 && job.n_rows == 1) {
+    const int64_t whole = n0 + (n1 - n0) / kLanes * kLanes;
+    one_row_q8_0(job, n0, whole);
+    n0 = whole;
+    if (n0 == n1) return;
+  }
   with_int8_block(job.w->data.dtype, [&]<class Block>() { multiply_blocks<Block>(job, n0, n1); });
 }
 

@@ -71,6 +71,16 @@ inline V load_rows(const uint8_t* at, int64_t stride) {
   v = _mm512_inserti32x4(v, part(8), 2);
   return _mm512_inserti32x4(v, part(12), 3);
 }
+// 32 bytes from `at` and from a step on; the same 32 twice; the even and the odd 128 bits of two vectors.
+inline V two256(const uint8_t* at, int64_t step) {
+  const auto part = [&](int64_t i) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + i)); };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(part(0)), part(step), 1);
+}
+inline V both256(const int8_t* p) {
+  return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline V even128(V a, V b) { return _mm512_shuffle_i32x4(a, b, 0x88); }
+inline V odd128(V a, V b) { return _mm512_shuffle_i32x4(a, b, 0xdd); }
 #else
 using V = __m256i;
 using VF = __m256;
@@ -138,6 +148,10 @@ inline V load_rows(const uint8_t* at, int64_t stride) {
   const auto part = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i * stride)); };
   return _mm256_inserti128_si256(_mm256_castsi128_si256(part(0)), part(4), 1);
 }
+inline V two256(const uint8_t* at, int64_t) { return load(at); }
+inline V both256(const int8_t* p) { return load(reinterpret_cast<const uint8_t*>(p)); }
+inline V even128(V a, V b) { return _mm256_permute2x128_si256(a, b, 0x20); }
+inline V odd128(V a, V b) { return _mm256_permute2x128_si256(a, b, 0x31); }
 #endif
 
 inline constexpr int kVectorBytes = 4 * kLanes;
