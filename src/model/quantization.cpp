@@ -81,9 +81,13 @@ void check_groups(const Section& q) {
     const int64_t bits = w.integer("num_bits", 4, 8);
     if (bits != 4 && bits != 8) w.fail("num_bits", "4 or 8", *w.get("num_bits"));
     only_group(w, bits == 4 ? kNvfp4Group : kFp8Group);
+    if (const Json* block = w.get("block_structure"); block != nullptr && !(*block == Json("128x128")) &&
+                                                      !(*block == Json(Json::Array{kFp8Group, kFp8Group})))
+      w.fail("block_structure", "[128,128]", *block);
     w.only("symmetric", true);
     w.only("dynamic", false);
-    refuse_others(w, {"type", "num_bits", "group_size", "symmetric", "dynamic", "strategy"});
+    refuse_others(w,
+                  {"type", "num_bits", "group_size", "block_structure", "symmetric", "dynamic", "strategy"});
   }
 }
 

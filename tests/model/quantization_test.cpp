@@ -93,6 +93,9 @@ TEST(Quantization, what_would_change_numbers_is_refused_by_name) {
   EXPECT_THAT(error_of(nvfp4("", R"("num_bits": 6)")),
               HasSubstr("weights.num_bits: expected 4 or 8, found 6"));
   EXPECT_THAT(error_of(nvfp4("", R"("symmetric": false)")), HasSubstr("weights.symmetric: expected true"));
+  EXPECT_THAT(error_of(nvfp4("", R"("block_structure": [64, 64])")),
+              HasSubstr("block_structure: expected [128,128]"));
+  EXPECT_EQ(error_of(nvfp4("", R"("block_structure": "128x128")")), "");
   EXPECT_THAT(error_of(nvfp4("", R"("actorder": "group")")), HasSubstr("weights.actorder"));
   EXPECT_THAT(error_of(nvfp4(R"("pre_quant_scale": true)")), HasSubstr("pre_quant_scale"));
   EXPECT_THAT(error_of(nvfp4(R"("kv_cache_quant_algo": "NVFP4")")),
