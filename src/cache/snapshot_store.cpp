@@ -33,6 +33,9 @@ struct Header {
 };
 static_assert(sizeof(Header) == 96 && offsetof(Header, checksum) == 88, "the header has no holes");
 
+// A FIFO of a snapshot's name is not waited for.
+constexpr int kToRead = O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+
 // A file descriptor that closes itself.
 struct File {
   int fd = -1;
@@ -159,7 +162,7 @@ std::optional<SnapshotStore::Piece> SnapshotStore::read_header(const std::string
     log(LogLevel::Warn, "{}: skipped, {}", where, why);
     return std::nullopt;
   };
-  const File file(::open(where.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const File file(::open(where.c_str(), kToRead));
   struct stat info {};
   if (file.fd < 0 || ::fstat(file.fd, &info) != 0 || !S_ISREG(info.st_mode))
     return skip("not a regular file that can be read");
@@ -275,7 +278,7 @@ void SnapshotStore::write(const PrefixKey& key, const Piece& piece, const std::v
   h.checksum = digest64_of(&h, offsetof(Header, checksum));
 
   const std::string where = path(key), fresh = where + ".new";
-  const File file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const File file(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
   Hasher hasher;
   bool good = file.fd >= 0;
   const auto put_bytes = [&](const void* bytes, int64_t n) {
@@ -315,7 +318,7 @@ bool SnapshotStore::read_piece(const PrefixKey& key, const Piece& piece, std::sp
   };
   if (again->begin != piece.begin || again->position != piece.position || again->before != piece.before)
     return skip("it changed since it was listed");
-  const File file(::open(where.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const File file(::open(where.c_str(), kToRead));
   if (file.fd < 0) return skip("it cannot be read");
   Hasher hasher;
   bool good = true;

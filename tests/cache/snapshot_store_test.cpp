@@ -139,7 +139,7 @@ TEST(SnapshotStore, files_of_another_model_or_name_and_what_is_no_file_are_left_
   fs::copy_file(file, d.path / "00000000000000000000000000000000.snap");
   fs::copy_file(file, d.path / "other.snap");
   fs::create_symlink(file, d.path / "11111111111111111111111111111111.snap");
-  mkfifo((d.path / "22222222222222222222222222222222.txt").c_str(), 0600);
+  mkfifo((d.path / "22222222222222222222222222222222.snap").c_str(), 0600);
   std::ofstream(d.path / (file.filename().string() + ".new")) << "torn";
   SnapshotStore store(options_for(d));
   EXPECT_EQ(store.n_files(), 1);
