@@ -7,6 +7,7 @@
 //
 // Without clusters the first is three: the normalised rows, linear's products of them, and what becomes of those.
 #include "ops/cuda/hyper_connection_launch.cuh"
+#include "ops/cuda/pipeline.cuh"
 #include "ops/cuda/weight_stream.cuh"
 
 namespace quern::cuda {
@@ -69,25 +70,21 @@ struct ScaledRows {
 };
 
 // cluster = streams · per_stream blocks along K; tiles of 16 rows of down, then one of inject.
-template <int kTiles, unsigned kFormats>
-__global__ __launch_bounds__(kThreads,
-                             kTiles == 1 ? 3 : 2) void hc_down_kernel(const __grid_constant__ MixerView m,
-                                                                      const __grid_constant__ RingPlan plan,
-                                                                      float* d, float* r_out, int per_stream,
-                                                                      int row_groups) {
-  constexpr int kColumns = 8 * kTiles;
-  extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float part[kWarps][kColumns * 16];
-  __shared__ float part_squares[kWarps][kColumns];
-  __shared__ float sum[2 * kMaxStreams][kColumns * 16];  // of the cluster's first block: every block's
-  __shared__ float squares[2 * kMaxStreams][kColumns];
-  cluster_arrive();
-  const int cluster = m.streams * per_stream;
-  const int rank = static_cast<int>(blockIdx.x) % cluster, at = static_cast<int>(blockIdx.x) / cluster;
-  const int tile = at / row_groups, first = at % row_groups * kColumns;
-  const int down_tiles = (m.rank + 15) / 16;
-  const bool is_inject = tile >= down_tiles;
-  const WeightView w = choose(is_inject, m.inject, m.down);
+constexpr int kDownColumns = 8;
+struct DownSums {
+  uint64_t all;  // of the cluster's first block: every block's sums have come
+  float part[kWarps][kDownColumns * 16], part_squares[kWarps][kDownColumns];
+  float sum[2 * kMaxStreams][kDownColumns * 16];  // of the cluster's first block: every block's
+  float squares[2 * kMaxStreams][kDownColumns];
+};
+template <unsigned kFormats>
+__device__ __forceinline__ void hc_down(const MixerView& m, const RingPlan& plan, float* d, float* r_out,
+                                        int per_stream, int first, int tile, bool is_inject, uint8_t* memory,
+                                        DownSums& sums) {
+  constexpr int kColumns = kDownColumns;
+  auto& [all, part, part_squares, sum, squares] = sums;
+  const int rank = cluster_rank();
+  const WeightView w = known<kFormats>(choose(is_inject, m.inject, m.down));
   const int row = is_inject ? 0 : tile * 16;
 
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32;
@@ -103,34 +100,31 @@ __global__ __launch_bounds__(kThreads,
   const ScaledRows rows(m,
                         x_tile(memory + kWarps * plan.bytes, w, n_columns, rank * steps, (rank + 1) * steps));
   const float inverse = 1.0f / (static_cast<float>(m.streams) * rows.scale);
+  cluster_wait();  // the first has its barrier
   pdl_wait();
   pdl_launch();  // after the wait: the next kernel may read x before its own
   rows.stage(first, &part_squares[0][0], kColumns);
   __syncthreads();
-  float acc[kTiles][4] = {};
-  const uint32_t from = x_place(rows.tile, w, tid % 32 / 4, begin);
-  const int eight = kTiles == 1 ? 0 : static_cast<int>(x_place(rows.tile, w, 8 + tid % 32 / 4, begin) - from);
-  walk<kTiles, kFormats>(acc, w, row, w, row + 8, begin, end - begin, ring, from, eight, kTiles,
-                         [&] { ring.put(); });
-  finish<kTiles>(acc, w, row, w, row + 8);
-  store_tile<kTiles>(part[warp], acc);
+  float acc[1][4] = {};
+  walk<1, kFormats>(acc, w, row, w, row + 8, begin, end - begin, ring,
+                    x_place(rows.tile, w, tid % 32 / 4, begin), 0, 1, [&] { ring.put(); });
+  finish<1>(acc, w, row, w, row + 8);
+  store_tile<1>(part[warp], acc);
   __syncthreads();
-  cluster_wait();  // all have started
   for (int i = tid; i < n_columns * 16; i += kThreads) {
     float v = part[0][i];
 #pragma unroll
     for (int p = 1; p < kWarps; ++p) v += part[p][i];
-    cluster_store(&sum[rank][i], 0, v);
+    cluster_send(&sum[rank][i], &all, 0, v);
   }
-  if (tid < n_columns) {
-    float v = part_squares[0][tid];
+  if (const int c = kThreads - 1 - tid; c < n_columns) {  // by other warps than the sums
+    float v = part_squares[0][c];
 #pragma unroll
-    for (int p = 1; p < kWarps; ++p) v += part_squares[p][tid];
-    cluster_store(&squares[rank][tid], 0, v);
+    for (int p = 1; p < kWarps; ++p) v += part_squares[p][c];
+    cluster_send(&squares[rank][c], &all, 0, v);
   }
-  cluster_arrive();
-  if (rank == 0) {
-    cluster_wait();
+  if (rank == 0 && tid < n_columns * 16) {
+    barrier_wait_cluster(&all, 0);
     for (int i = tid; i < n_columns * 16; i += kThreads) {
       const int c = i / 16, t = first + c, n = row + i % 16;
       float v = 0;
@@ -152,6 +146,26 @@ __global__ __launch_bounds__(kThreads,
       }
     }
   }
+}
+template <unsigned kFormats>
+__global__ __launch_bounds__(kThreads, 3) void hc_down_kernel(const __grid_constant__ MixerView m,
+                                                              const __grid_constant__ RingPlan plan, float* d,
+                                                              float* r_out, int per_stream, int row_groups) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ DownSums sums;
+  const int cluster = m.streams * per_stream, at = static_cast<int>(blockIdx.x) / cluster;
+  const int tile = at / row_groups, first = at % row_groups * kDownColumns;
+  if (threadIdx.x == 0) {
+    barrier_init(&sums.all, 1);
+    fence_barrier_init();
+    barrier_expect(&sums.all, cluster * min(kDownColumns, m.n_rows - first) * 17 * 4);
+  }
+  __syncwarp();
+  cluster_arrive();
+  const bool is_inject = tile >= (m.rank + 15) / 16;
+  with_known<kFormats>(is_inject ? m.inject.kind : m.down.kind, [&]<unsigned kKnown>() {
+    hc_down<kKnown>(m, plan, d, r_out, per_stream, first, tile, is_inject, memory, sums);
+  });
 }
 
 // More than eight rows: a block keeps its 16 rows' x for up to kManyTiles tiles of down, and the blocks of a cluster share
@@ -306,20 +320,16 @@ void hc_down_alone(Stream& s, const MixerView& m, float* d, float* r) {
 }
 
 // Two warps a stream, 16 columns of h a block.
+template <int kTiles>
+using UpSums = float[kMaxStreams][kHalves][8 * kTiles * 16];
 template <int kTiles, unsigned kFormats>
-__global__ __launch_bounds__(kMaxStreams* kHalves * 32,
-                             kTiles == 1 ? 3 : 2) void hc_up_kernel(const __grid_constant__ MixerView m,
-                                                                    const __grid_constant__ RingPlan plan,
-                                                                    const float* d, const float* r,
-                                                                    int row_groups) {
+__device__ __forceinline__ void hc_up(const MixerView& m, const RingPlan& plan, const float* d,
+                                      const float* r, int row_groups, uint8_t* memory, UpSums<kTiles>& mix) {
   constexpr int kColumns = 8 * kTiles;
-  extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float mix[kMaxStreams][kHalves][kColumns * 16];
-  pdl_launch();
   const int i0 = static_cast<int>(blockIdx.x) / row_groups * 16;
   const int first = static_cast<int>(blockIdx.x) % row_groups * kColumns;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, n_threads = static_cast<int>(blockDim.x);
-  const WeightView& w = m.up;
+  const WeightView w = known<kFormats>(m.up);
   const int steps = stream_steps(w), row = warp / kHalves * m.width + i0;
   const int begin = part_begin(steps, warp % kHalves, kHalves),
             end = part_begin(steps, warp % kHalves + 1, kHalves);
@@ -341,7 +351,7 @@ __global__ __launch_bounds__(kMaxStreams* kHalves * 32,
       norm_of[q] = m.norm[int64_t{q} * m.width + column];
     }
   }
-  const RowsF32 rows{d, m.rank, m.n_rows, m.rank, m.rank % 16 == 0};
+  const auto rows = known_rows<kFormats>(RowsF32{d, m.rank, m.n_rows, m.rank, m.rank % 16 == 0});
   const XTile x = x_tile(memory + m.streams * kHalves * plan.bytes, w, n_columns, 0, steps);
   pdl_wait();
   float r_of[kMaxStreams] = {};
@@ -381,6 +391,18 @@ __global__ __launch_bounds__(kMaxStreams* kHalves * 32,
     m.h[t * m.h_stride + c] = v * inverse;
   }
 }
+template <int kTiles, unsigned kFormats>
+__global__ __launch_bounds__(kMaxStreams* kHalves * 32,
+                             kTiles == 1 ? 3 : 2) void hc_up_kernel(const __grid_constant__ MixerView m,
+                                                                    const __grid_constant__ RingPlan plan,
+                                                                    const float* d, const float* r,
+                                                                    int row_groups) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ UpSums<kTiles> mix;
+  pdl_launch();
+  with_known<kFormats>(
+      m.up.kind, [&]<unsigned kKnown>() { hc_up<kTiles, kKnown>(m, plan, d, r, row_groups, memory, mix); });
+}
 
 }  // namespace
 
@@ -397,6 +419,8 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
   const int per_stream = m.width % (2 * hc_step(m)) == 0 ? 2 : 1, cluster = m.streams * per_stream;
   const int tiles = ceil_div(m.rank, 16) + (m.inj ? 1 : 0);
   const bool any = !streams(m.down) || !streams(m.up) || (m.inj && !streams(m.inject));
+  const bool only =
+      only_known(m.down) && only_known(m.up) && (!m.inj || only_known(m.inject)) && m.rank % 16 == 0;
   const int columns = m.n_rows <= 8 && !any ? 8 : 16, groups = ceil_div(m.n_rows, columns),
             used = std::min(columns, m.n_rows);
   const auto x_bytes = [&](const WeightView& w) {
@@ -415,8 +439,9 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
   if (!is_hopper(s)) {
     hc_down_alone(s, m, d.as<float>(), r.as<float>());
   } else if (columns == 8) {
-    launch(s, hc_down_kernel<1, kWalkStreams>, dim3(static_cast<unsigned>(tiles * groups * cluster)),
-           kThreads, down_shared, cluster, m, down, d.as<float>(), r.as<float>(), per_stream, groups);
+    launch(s, only ? hc_down_kernel<kOnly> : hc_down_kernel<kWalkStreams>,
+           dim3(static_cast<unsigned>(tiles * groups * cluster)), kThreads, down_shared, cluster, m, down,
+           d.as<float>(), r.as<float>(), per_stream, groups);
   } else {
     // As few blocks as two a multiprocessor.
     const int down_tiles = ceil_div(m.rank, 16);
@@ -431,7 +456,7 @@ void hc_mix_decode(Stream& s, const MixerView& m) {
   }
   launch(s,
          any            ? hc_up_kernel<2, kWalkAny>
-         : columns == 8 ? hc_up_kernel<1, kWalkStreams>
+         : columns == 8 ? only ? hc_up_kernel<1, kOnly> : hc_up_kernel<1, kWalkStreams>
                         : hc_up_kernel<2, kWalkStreams>,
          dim3(static_cast<unsigned>(ceil_div(m.width, 16) * groups)), m.streams * kHalves * 32,
          static_cast<size_t>(m.streams * kHalves * up.bytes + up_x), 1, m, up,

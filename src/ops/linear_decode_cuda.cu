@@ -91,17 +91,16 @@ struct Residual {
   }
 };
 
+constexpr int kFewTile = 8 * 16;
+struct FewSums {
+  float part[2][kFewWarps][kFewTile], sum[kFewTile];
+};
 template <unsigned kFormats>
-__global__ __launch_bounds__(kFewThreads,
-                             kFewBlocks) void linear_few_kernel(const __grid_constant__ DecodeArgs a) {
-  pdl_launch();
-  constexpr int kTile = 8 * 16;
-  extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float part[2][kFewWarps][kTile];
-  __shared__ float sum[kTile];
-  const int rank = static_cast<int>(blockIdx.x) % a.cluster, block = static_cast<int>(blockIdx.x) / a.cluster;
-  const ProductView& product = a.products[a.index_of(block)];
-  const WeightView& w = product.w;
+__device__ __forceinline__ void linear_few(const DecodeArgs& a, const ProductView& product, int block,
+                                           int rank, uint8_t* memory, FewSums& sums) {
+  auto& [part, sum] = sums;
+  const WeightView w = known<kFormats>(product.w);
+  const RowsF32 x_rows = known_rows<kFormats>(a.x);
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, pieces = a.pieces,
             sides = kFewWarps / pieces;
   const int side = warp / pieces;  // of `sides` tiles side by side, the warp's
@@ -132,7 +131,7 @@ __global__ __launch_bounds__(kFewThreads,
                      tid / 16 < a.x.n_rows && first_tile * 16 + tid % 16 < w.n;
   Residual residual;
   if (early) residual.load(a, product, tid / 16, first_tile * 16 + tid % 16);
-  stage_rows<kFewThreads>(x, a.x, nullptr, 0, tid);
+  stage_rows<kFewThreads>(x, x_rows, nullptr, 0, tid);
   __syncthreads();
   const uint32_t from = x_place(x, w, tid % 32 / 4, begin);
   int buffer = 0;
@@ -166,21 +165,34 @@ __global__ __launch_bounds__(kFewThreads,
     }
   }
 }
+template <unsigned kFormats>
+__global__ __launch_bounds__(kFewThreads,
+                             kFewBlocks) void linear_few_kernel(const __grid_constant__ DecodeArgs a) {
+  pdl_launch();
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ FewSums sums;
+  const bool alone = a.cluster == 1;
+  const int rank = alone ? 0 : static_cast<int>(blockIdx.x) % a.cluster,
+            block = alone ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) / a.cluster;
+  const ProductView& product = a.products[a.index_of(block)];
+  with_known<kFormats>(product.w.kind,
+                       [&]<unsigned kKnown>() { linear_few<kKnown>(a, product, block, rank, memory, sums); });
+}
 
 constexpr int kLongWarps = 8, kLongThreads = kLongWarps * 32, kLongBlocks = 4,
               kLongPieces = 4;  // pieces as of a cluster
 using LongTile = BlockTiles<kLongThreads>;
 
+constexpr int kLongParts = kLongBlocks * kLongPieces;
 template <unsigned kFormats>
-__global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __grid_constant__ DecodeArgs a) {
-  pdl_launch();
-  constexpr int kPieces = kLongBlocks * kLongPieces, kEach = kPieces / kLongWarps;
-  extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ float part[kPieces][16];
+__device__ __forceinline__ void linear_long(const DecodeArgs& a, uint8_t* memory,
+                                            float (&part)[kLongParts][16]) {
+  constexpr int kPieces = kLongParts, kEach = kPieces / kLongWarps;
   const int block = static_cast<int>(blockIdx.x), tid = static_cast<int>(threadIdx.x), warp = tid / 32,
             lane = tid % 32;
-  const ProductView& product = a.products[a.index_of(block)];
-  const WeightView& w = product.w;
+  const ProductView& product = a.products[0];
+  const WeightView w = known<kFormats>(product.w);
+  const RowsF32 x_rows = known_rows<kFormats>(a.x);
   const int row = (block - product.first_tile) * 16, steps = stream_steps(w);
   LongTile tile(a.plan, memory, w);
   __syncthreads();
@@ -192,7 +204,7 @@ __global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __gr
   const bool writes = tid < 16 && n < w.n, injects = a.epilogue == Epilogue::Inject;
   Residual residual;
   if (writes && injects) residual.load(a, product, 0, n);
-  stage_rows<kLongThreads>(x, a.x, nullptr, 0, tid);
+  stage_rows<kLongThreads>(x, x_rows, nullptr, 0, tid);
   __syncthreads();
 #pragma unroll 1
   for (int i = 0; i < kEach; ++i) {
@@ -219,6 +231,14 @@ __global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __gr
     v = b == 0 ? of_block : v + of_block;
   }
   injects ? residual.add(a, product, 0, n, v) : a.write(product, 0, n, v);
+}
+template <unsigned kFormats>
+__global__ __launch_bounds__(kLongThreads, 2) void linear_long_kernel(const __grid_constant__ DecodeArgs a) {
+  pdl_launch();
+  extern __shared__ __align__(128) uint8_t memory[];
+  __shared__ float part[kLongParts][16];
+  with_known<kFormats>(a.products[0].w.kind,
+                       [&]<unsigned kKnown>() { linear_long<kKnown>(a, memory, part); });
 }
 
 // Block (pass, group of `rows` rows).
@@ -514,10 +534,11 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
     }
     begin = end;
     int x_bytes = 0, most_steps = 1;
-    bool all_stream = true, f4 = false, f8 = false;
+    bool all_stream = true, f4 = false, f8 = false, only = x.wide;
     for (int i = 0; i < a.n_products; ++i) {
       const WeightView& w = a.products[i].w;
       all_stream &= streams(w);
+      only &= only_known(w);
       f4 |= is_f4(w);
       f8 |= is_f8(w);
       const int of_block = steps_of_block(w, a.cluster);
@@ -529,8 +550,8 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
       const WeightView& w = a.products[0].w;
       a.products[0].first_tile = 0;
       a.plan = LongTile::plan_of(w, 1, true);
-      launch(s, linear_long_kernel<kWalkStreams>, dim3(blocks(w.n, 16)), kLongThreads,
-             static_cast<size_t>(a.plan.bytes + x_stride(w, stream_steps(w))), 1, a);
+      launch(s, only ? linear_long_kernel<kOnly> : linear_long_kernel<kWalkStreams>, dim3(blocks(w.n, 16)),
+             kLongThreads, static_cast<size_t>(a.plan.bytes + x_stride(w, stream_steps(w))), 1, a);
       continue;
     }
     a.plan = ring_plan_beside(s, few ? kFewWarps : kManyWarps, x_bytes + kFewOwn, most_steps,
@@ -546,7 +567,10 @@ void linear_decode(Stream& s, std::span<const ProductView> products, const RowsF
       n_blocks += ceil_div(ceil_div(a.products[i].w.n, 16), a.tiles_per_block);
     }
     if (few) {
-      launch(s, all_stream ? linear_few_kernel<kWalkStreams> : linear_few_kernel<kWalkAny>,
+      launch(s,
+             only         ? linear_few_kernel<kOnly>
+             : all_stream ? linear_few_kernel<kWalkStreams>
+                          : linear_few_kernel<kWalkAny>,
              dim3(static_cast<unsigned>(n_blocks * a.cluster)), kFewThreads, static_cast<size_t>(few_bytes),
              a.cluster, a);
     } else {

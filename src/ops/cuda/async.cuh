@@ -38,6 +38,9 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+// What this thread has seen or done is seen by who reads what it writes from here on, on the whole device.
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 // ---- clusters (Hopper; elsewhere a cluster is one block) ----
 
 __device__ __forceinline__ void cluster_arrive() {
@@ -48,6 +51,15 @@ __device__ __forceinline__ void cluster_arrive() {
 __device__ __forceinline__ void cluster_wait() {
 #ifdef QUERN_SM90
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ int cluster_rank() {
+#ifdef QUERN_SM90
+  uint32_t r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return static_cast<int>(r);
+#else
+  return 0;
 #endif
 }
 // The float at `p` (an address in this block's shared memory) as the block of that rank holds it.
@@ -62,14 +74,16 @@ __device__ __forceinline__ float cluster_load(const float* p, uint32_t rank) {
   return *p;
 #endif
 }
-// The same place in the block of that rank becomes v. It must have started: after a cluster_arrive of its own.
-__device__ __forceinline__ void cluster_store(float* p, uint32_t rank, float v) {
+// The same place in the block of that rank becomes v, and four bytes more have come to its `barrier`: also behind this
+// block's end, but not before the other has made the barrier.
+__device__ __forceinline__ void cluster_send(float* p, uint64_t* barrier, uint32_t rank, float v) {
 #ifdef QUERN_SM90
-  uint32_t address;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-#else
-  *p = v;
+  uint32_t to, at;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(barrier)), "r"(rank));
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+               "f"(v), "r"(at)
+               : "memory");
 #endif
 }
 

@@ -43,6 +43,27 @@ __device__ __forceinline__ void barrier_wait(uint64_t* b, int parity) {
   }
 }
 
+// Barriers that this thread has made are there for the cluster's other blocks, behind its next cluster_arrive.
+__device__ __forceinline__ void fence_barrier_init() {
+#ifdef QUERN_SM90
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// barrier_wait where other blocks of the cluster bring the phase about.
+__device__ __forceinline__ void barrier_wait_cluster(uint64_t* b, int parity) {
+#ifdef QUERN_SM90
+  uint32_t done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], "
+        "%2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(b)), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+
 // Ordinary writes to shared memory become visible to the bulk engine and to wgmma.
 __device__ __forceinline__ void fence_async_proxy() {
 #ifdef QUERN_SM90

@@ -58,6 +58,52 @@ __host__ __device__ inline int stream_steps(const WeightView& w) {
   return (w.k + values - 1) / values;
 }
 
+// Which formats a kernel is made for. Code that reads GGUF blocks is large and takes many registers, so kernels that need
+// none have none of it. kOnly: every weight is FP8 with scales of blocks or BF16, whole in steps, and rows of x are wide
+// (only_known). Such a kernel has a body for each of the two, and a block takes one of them: most of what it does beside the
+// products is choices that a body made for one kind does not have, and what runs once has also to be fetched.
+enum : unsigned {
+  kWalkF4 = 1,
+  kWalkF8 = 2,
+  kWalk16 = 4,
+  kWalkF32 = 8,
+  kWalkStreams = 15,
+  kWalkAny = 31,
+  kOnly = 32,
+  kOnlyF8Blocks = kOnly | kWalkF8,
+  kOnlyBF16 = kOnly | kWalk16,
+};
+inline bool only_known(const WeightView& w) {
+  return (w.kind == WeightKind::F8Block || w.kind == WeightKind::BF16) && streams(w) && w.k % 64 == 0;
+}
+template <unsigned kFormats>
+__device__ __forceinline__ WeightView known(WeightView w) {
+  if constexpr (kFormats & kOnly) {
+    w.kind = kFormats & kWalkF8 ? WeightKind::F8Block : WeightKind::BF16;
+    w.wide = true;
+    __builtin_assume((w.k & 63) == 0);
+  }
+  return w;
+}
+template <unsigned kFormats, typename Rows>
+__device__ __forceinline__ Rows known_rows(Rows rows) {
+  if constexpr (kFormats & kOnly) rows.wide = true;
+  return rows;
+}
+// body.operator()<formats>() of a weight of that kind.
+template <unsigned kFormats, typename Body>
+__device__ __forceinline__ void with_known(WeightKind kind, Body&& body) {
+  if constexpr (kFormats == kOnly) {
+    if (kind == WeightKind::F8Block) {
+      body.template operator()<kOnlyF8Blocks>();
+    } else {
+      body.template operator()<kOnlyBF16>();
+    }
+  } else {
+    body.template operator()<kFormats>();
+  }
+}
+
 // The type of x, and the order of eight values in 16 bytes. E4M3, and E2M1 times E4M3, are exact in F16 and made by the
 // conversion unit, so x meets them in F16; it holds three bits more of x than BF16 and all that is not beyond its range.
 enum class XOrder : int32_t {
@@ -626,10 +672,6 @@ __device__ __forceinline__ void f4_factors(uint32_t word, bool upper, uint32_t (
 }
 
 // ---- the walk ----
-
-// Which formats a kernel is made for. Code that reads GGUF blocks is large and takes many registers, so kernels that need
-// none have none of it.
-enum : unsigned { kWalkF4 = 1, kWalkF8 = 2, kWalk16 = 4, kWalkF32 = 8, kWalkStreams = 15, kWalkAny = 31 };
 
 // acc[j] += the tile's rows over `n` steps from `step` on, which come out of the ring next, by columns 8j … 8j + 7. `x` is
 // the lane's place in its first column at this step, columns eight further are `eight` bytes on; only tiles j < n_tiles
