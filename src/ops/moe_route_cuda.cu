@@ -27,14 +27,17 @@ __device__ __forceinline__ void stage_split(const XTile& tile, const RowsF32& ro
   }
 }
 
-__global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constant__ WeightView w,
+template <unsigned kFormats>
+__global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constant__ WeightView router,
                                                             const __grid_constant__ RingPlan plan,
-                                                            const __grid_constant__ RowsF32 h, float* logits,
-                                                            int32_t* ids, float* p, int top_k,
+                                                            const __grid_constant__ RowsF32 rows,
+                                                            float* logits, int32_t* ids, float* p, int top_k,
                                                             bool renormalise, int groups) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ BlockTopExperts<kWarps> top;
   __shared__ bool is_last;
+  const WeightView w = known<kFormats>(router);
+  const RowsF32 h = known_rows<kFormats>(rows);
   const int at = static_cast<int>(blockIdx.x);
   const int tile = at / groups, group = at % groups, first = group * 8, row = tile * 16;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, steps = stream_steps(w);
@@ -51,8 +54,8 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
   stage_split(x, h, first, n_rows);
   __syncthreads();
   float acc[2][4] = {};
-  walk<2, kWalk16 | kWalkF32>(acc, w, row, w, row + 8, begin, end - begin, ring,
-                              x_place(x, w, tid % 32 / 4, begin), n_rows * x.stride, 2, [&] { ring.put(); });
+  walk<2, kFormats>(acc, w, row, w, row + 8, begin, end - begin, ring, x_place(x, w, tid % 32 / 4, begin),
+                    n_rows * x.stride, 2, [&] { ring.put(); });
   finish<2>(acc, w, row, w, row + 8);
   const auto part = [&](int w) { return reinterpret_cast<float*>(memory + w * plan.bytes + 128); };
   store_tile<2>(part(warp), acc);  // the warp's weights are used up
@@ -63,17 +66,17 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
 #pragma unroll
     for (int q = 0; q < kWarps; ++q) v += part(q)[tid] + part(q)[8 * 16 + tid];
     logits[int64_t{t} * w.n + n] = v;
-    __threadfence();
   }
   __syncthreads();
   if (tid == 0) {
+    fence_device();  // behind the barrier, for the whole block
     const unsigned tiles = static_cast<unsigned>((w.n + 15) / 16);
     is_last = atomicAdd(&g_done[group], 1u) == tiles - 1;
     if (is_last) g_done[group] = 0;
+    fence_device();
   }
   __syncthreads();
   if (is_last) {
-    __threadfence();
     if (n_rows == 1 && w.n <= kThreads) {
       top_experts_of_block(top, logits + int64_t{first} * w.n, w.n, top_k, renormalise,
                            ids + int64_t{first} * top_k, p + int64_t{first} * top_k);
@@ -106,6 +109,7 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
   // All rows at once, eight a block; or as many at once as leave a block room for the least of rings.
   const int own = static_cast<int>(sizeof(BlockTopExperts<kWarps>)) + 1024,
             room = shared_limit(s) - own - kWarps * ring_plan(2, 1, 2, false, 1).bytes;
+  const bool only = only_known(router) && router.kind == WeightKind::BF16 && h.wide;
   int at_once = h.n_rows;
   for (int rows = 8; rows > 1 && x_bytes(std::min(rows, h.n_rows)) > room; at_once = std::min(rows, h.n_rows))
     rows /= 2;
@@ -115,7 +119,8 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
     rows.n_rows = std::min(at_once, h.n_rows - first);
     const int groups = ceil_div(rows.n_rows, 8), of_x = x_bytes(std::min(8, rows.n_rows));
     const RingPlan plan = ring_plan_beside(s, kWarps, of_x + own, steps, 1, 2, false);
-    launch(s, route_kernel, dim3(static_cast<unsigned>(tiles * groups)), kThreads,
+    launch(s, only ? route_kernel<kOnlyBF16> : route_kernel<kWalk16 | kWalkF32>,
+           dim3(static_cast<unsigned>(tiles * groups)), kThreads,
            static_cast<size_t>(kWarps * plan.bytes + of_x), 1, router, plan, rows,
            logits.as<float>() + int64_t{first} * router.n, ids + int64_t{first} * top_k,
            p + int64_t{first} * top_k, top_k, renormalise, groups);

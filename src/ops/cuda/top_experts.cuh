@@ -86,6 +86,7 @@ __device__ __forceinline__ void top_experts(const float* logits, int n, int top_
 template <int kWarps>
 struct BlockTopExperts {
   float max[kWarps], e[kWarps][32], chosen[32];
+  int rank[kWarps * 32];
   alignas(16) uint64_t key[kWarps * 32], best[kWarps * 32];  // of all, and of those that lead their warp
 };
 template <int kWarps>
@@ -116,7 +117,7 @@ __device__ __forceinline__ void top_experts_of_block(BlockTopExperts<kWarps>& s,
   const uint64_t key = mine ? key_of(v, tid) : 0;
   const auto rank_among = [](uint64_t own, const uint64_t* others, int count) {  // an even number of them
     int rank = 0;
-#pragma unroll 8
+#pragma unroll 4
     for (int i = 0; i < count; i += 2) {
       const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(others + i);
       rank += static_cast<int>(two.x > own) + static_cast<int>(two.y > own);
@@ -124,18 +125,25 @@ __device__ __forceinline__ void top_experts_of_block(BlockTopExperts<kWarps>& s,
     return rank;
   };
   s.key[tid] = key;
+  s.rank[tid] = 0;
   __syncwarp();
   const int in_warp = rank_among(key, s.key + warp * 32, 32);
   if (mine && in_warp < top_k) s.best[in_warp * kWarps + warp] = key;
   if (!mine && lane < top_k) s.best[lane * kWarps + warp] = 0;  // experts of a warp are its first lanes
   __syncthreads();
-  if (tid < kWarps * top_k) {
-    const uint64_t own = s.best[tid];
-    const int rank = rank_among(own, s.best, kWarps * top_k);
-    if (own != 0 && rank < top_k) {
-      ids[rank] = static_cast<int32_t>(~static_cast<uint32_t>(own));
-      s.chosen[rank] = __uint_as_float(static_cast<uint32_t>(own >> 32));
-    }
+  // Those that lead their warp among each other: as many threads as there are for each, a part of the others' keys a thread.
+  const int leading = kWarps * top_k, parts = 32 * kWarps / leading, part = tid / leading,
+            at = tid - part * leading;
+  const uint64_t own = s.best[at];
+  if (part < parts) {
+    const int begin = leading / 2 * part / parts * 2, end = leading / 2 * (part + 1) / parts * 2;
+    atomicAdd(&s.rank[at], rank_among(own, s.best + begin, end - begin));
+  }
+  __syncthreads();
+  if (part == 0 && own != 0 && s.rank[at] < top_k) {
+    const int rank = s.rank[at];
+    ids[rank] = static_cast<int32_t>(~static_cast<uint32_t>(own));
+    s.chosen[rank] = __uint_as_float(static_cast<uint32_t>(own >> 32));
   }
   __syncthreads();
   if (tid < top_k) {
