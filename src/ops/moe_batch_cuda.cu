@@ -5,6 +5,7 @@
 // whole in K, thus one piece of memory that the bulk engine copies at once; and few columns of x leave room for sixteen
 // warps a multiprocessor. A shared expert in FP8 has blocks of its own in the same launches, a warp taking 32 rows by a
 // tile. Sums are those of moe_decode_cuda.cu: gate and up in four parts of K, down in one.
+#include "ops/cuda/f4_rows.cuh"
 #include "ops/cuda/f8_tile.cuh"
 #include "ops/cuda/moe_launch.cuh"
 #include "ops/cuda/pipeline.cuh"
@@ -122,79 +123,12 @@ __global__ __launch_bounds__(kSortThreads) void moe_items_kernel(const __grid_co
 
 // ---- tiles ----
 
-__device__ __forceinline__ uint32_t shared2(uint32_t at) {
-  uint16_t v;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
-  return v;
-}
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// walk() of weight_stream.cuh for 4-bit rows that lie whole in shared memory: acc += `n` steps of the lane's upper and
-// lower row. The addresses are the lane's own at the first of them.
-__device__ __forceinline__ void walk_rows(float (&acc)[4], uint32_t upper, uint32_t lower,
-                                          uint32_t upper_scales, uint32_t lower_scales, uint32_t x, int n) {
-  const uint32_t swap = 16 * (threadIdx.x % 4 / 2);
-  uint4 u0 = shared16(upper), u1 = shared16(lower);
-  uint32_t s0 = shared2(upper_scales), s1 = shared2(lower_scales);
-#pragma unroll 1
-  for (; n > 0; --n) {
-    uint4 b[2][2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      b[half][0] = shared16(x + 32 * half + swap);
-      b[half][1] = shared16(x + 32 * half + (swap ^ 16));
-    }
-    const uint4 c0 = u0, c1 = u1;
-    uint32_t f0[2], f1[2];
-    f4_factors(s0, false, f0);
-    f4_factors(s1, false, f1);
-    x += 256;
-    if (n > 1) {
-      upper += 64, lower += 64, upper_scales += 8, lower_scales += 8;
-      u0 = shared16(upper), u1 = shared16(lower);
-      s0 = shared2(upper_scales), s1 = shared2(lower_scales);
-    }
-    float part[2][4] = {};
-#pragma unroll
-    for (int word = 0; word < 2;
-         ++word) {  // eight codes of each half at a time, the halves' sums side by side
-      uint32_t a0[2][4], a1[2][4];
-      e2m1_halves(word == 0 ? c0.x : c0.y, f0[0], a0[0]);
-      e2m1_halves(word == 0 ? c1.x : c1.y, f1[0], a1[0]);
-      e2m1_halves(word == 0 ? c0.z : c0.w, f0[1], a0[1]);
-      e2m1_halves(word == 0 ? c1.z : c1.w, f1[1], a1[1]);
-#pragma unroll
-      for (int q = 0; q < 2; ++q) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 v = b[half][word];
-          mma_f16(part[half], a0[half][2 * q], a1[half][2 * q], a0[half][2 * q + 1], a1[half][2 * q + 1],
-                  q == 0 ? v.x : v.z, q == 0 ? v.y : v.w);
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) acc[i] += part[half][i];
-    }
-  }
-}
-
-// Where the rows of `up` lie behind those of gate: in the other half of the banks, for lanes of even g take gate's row as
-// the upper one and lanes of odd g up's.
-__host__ __device__ inline int up_offset(int row_bytes) {
-  return 8 * row_bytes + (row_bytes % 128 == 0 ? 64 : 0);
-}
-__host__ __device__ inline int gate_stage(int row_bytes) {
-  return up_offset(row_bytes) + 8 * row_bytes + 16 * (row_bytes / 8);
-}
-__host__ __device__ inline int column_stride(int x_bytes) { return (x_bytes + 127) / 128 * 128 + 32; }
-
 // ---- the shared expert ----
 
 // acc = steps [begin, end) of a tile by rows first … first + 31 of x.
@@ -301,6 +235,13 @@ __device__ __forceinline__ void shared_down(const BatchArgs& a, uint8_t* memory,
 
 // act[place] = silu(gate · h) · (up · h), in F16. A tile is eight rows of gate and the same eight of up; the four warps of
 // a team take its parts of K, the first of them sums.
+//
+// Two named barriers of a team's 128 threads order part_sums. On the first, the 96 of parts 1 to 3 arrive behind their
+// stores and part 0 (32) waits, so it reads what they wrote. On the second, part 0 arrives behind its loads and the others
+// wait before the next tile's stores. Phases cannot mix: parts 1 to 3 come to the first again only behind the second, which
+// is complete only with part 0, which then is through with the first. Behind a barrier everything is done that its threads
+// asked for before it, loads too, whether they arrived or waited. racecheck follows the first and reports the second as a
+// potential write after read.
 __global__ __launch_bounds__(kThreads, 2) void moe_batch_gate_up_kernel(const __grid_constant__ BatchArgs a) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ __align__(16) float4 part_sums[kTeams][kParts - 1][16];
@@ -482,12 +423,6 @@ __global__ __launch_bounds__(kThreads, 2) void moe_batch_down_kernel(const __gri
   }
 }
 
-// Rows of the experts' matrices one behind the other, and whole in steps.
-bool in_whole_rows(const WeightView& w, int tile) {
-  return w.kind == WeightKind::F4 && streams(w) && w.k % 128 == 0 && w.n % tile == 0 &&
-         w.row_bytes == w.k / 2 && w.scale_stride == w.k / 16 && w.expert_bytes % 16 == 0 &&
-         w.expert_scales % 16 == 0 && reinterpret_cast<uintptr_t>(w.scale) % 16 == 0;
-}
 // What the shared expert's blocks take.
 bool shared_in_batch(const MoeView& m) {
   for (const WeightView* w : {&m.shared_gate, &m.shared_up, &m.shared_down})

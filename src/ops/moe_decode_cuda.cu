@@ -368,6 +368,10 @@ void moe_decode(Stream& s, const MoeView& m) {
   QUERN_CHECK(m.top_k <= 2 * kMaxPairs, "moe on CUDA takes at most 16 experts a token");
   QUERN_CHECK(m.h.n_rows * m.top_k <= kMaxDecodeEntries && m.n_experts <= kGroupThreads,
               "too many decode rows in one step for moe");
+  if (takes_row(s, m)) {
+    moe_row(s, m);
+    return;
+  }
   ScratchScope scope(s);
   const int n_rows = m.h.n_rows, n_entries = n_rows * m.top_k;
   const int width = std::max({m.gate.n, m.shared_gate.n}), h = m.down.n;
