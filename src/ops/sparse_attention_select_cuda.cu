@@ -11,7 +11,7 @@
 //   4. each warp counts its contiguous range, then writes its chosen blocks behind those of the warps before it
 #include <algorithm>
 
-#include "ops/cuda/launch.cuh"
+#include "ops/cuda/async.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/sparse_attention.h"
 
@@ -39,13 +39,17 @@ constexpr int kScoreThreads = 256;
 __global__ void __launch_bounds__(kScoreThreads)
     qsa_score_decode_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
                             const float* pooled, BatchView batch, int budget, int shift) {
-  pdl_wait();
-  pdl_launch();  // after the wait, as in the choice
+  // What a step's rows are is there before the wait (copies write it, and the end of a step), and of the keys all but those
+  // that this step completes: the first of each lane are on their way.
   const int64_t t = blockIdx.y;
   const int n = complete_blocks(batch, t);
-  if (n <= budget) return;
   const int32_t* pages = batch.page_tables + batch.segments[batch.segment_of[t]].page_table;
   const int part = threadIdx.x % 8;
+  if (const int b = static_cast<int>(blockIdx.x * kScoreThreads + threadIdx.x) / 8; n > budget && b < n)
+    prefetch_l2(pooled_key(pooled, pages, b, shift) + 16 * part);
+  pdl_wait();
+  pdl_launch();  // after the wait, as in the choice
+  if (n <= budget) return;
   // Lane `part` holds dimensions 32i + 4·part + c of every head.
   float q[kIndexHeads][4][4];
 #pragma unroll
@@ -209,10 +213,10 @@ __global__ void __launch_bounds__(kSelectThreads)
   extern __shared__ float4 shared4[];
   Shared& s = *reinterpret_cast<Shared*>(shared4);
   float* staged = reinterpret_cast<float*>(&s + 1);
+  const int64_t t = first_row + blockIdx.x;
+  const int n = complete_blocks(batch, t);  // there before the wait, as in the scores
   pdl_wait();
   pdl_launch();  // after the wait: the attention may read queries and positions before its own
-  const int64_t t = first_row + blockIdx.x;
-  const int n = complete_blocks(batch, t);
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
   chosen += t * chosen_stride;
   if (tid == 0) counts[t] = min(n, budget);

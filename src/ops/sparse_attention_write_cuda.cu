@@ -60,14 +60,14 @@ __device__ void store_kv(uint8_t* to, const float* from, int d, DType type) {
 __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_constant__ WriteArgs a) {
   extern __shared__ float shared[];
   pdl_launch();
-  pdl_wait();
   const int64_t t = blockIdx.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
   float* x = shared + warp * max(a.d_head, a.d_index);
   const Segment segment = a.batch.segments[a.batch.segment_of[t]];
-  if (segment.role == Role::Pad) return;
   const int p = a.batch.positions[t];
+  pdl_wait();  // not for what a step's rows are: copies write that, and the end of a step
+  if (segment.role == Role::Pad) return;
 
   int h = head;
   if (h < a.n_heads) {
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
 // Block (segment, j): the raw key of its row j from the end.
 __global__ void qsa_ring_kernel(float* ring, const float* ki, int64_t ki_stride, BatchView batch, int d) {
   pdl_launch();
-  pdl_wait();
   const Segment segment = batch.segments[blockIdx.x];
+  pdl_wait();
   const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.y);
   if (segment.role == Role::Pad || r < 0) return;
   float* to = ring + (int64_t{segment.slot} * kConvRing + (segment.position + r) % kConvRing) * d;
