@@ -126,10 +126,20 @@ void Checkpoint::open_gguf(const fs::path& first) {
 }
 
 // index_qk_proj [q rows | k rows], which GGUF stores as two tensors: joined as they are where both have one
-// type, else as float32 (decoding is exact).
+// type and no factor (….scale, beside NVFP4), else as float32.
 void Checkpoint::assemble_index_projections() {
   constexpr std::string_view kQ = ".indexer.q_proj.weight", kK = ".indexer.k_proj.weight";
   std::vector<TensorView> joined;
+  const auto factor_of = [&](const TensorView& matrix) {
+    const TensorView* scale = find(matrix.name.substr(0, matrix.name.size() - 6) + "scale");
+    if (scale == nullptr) return 1.0f;
+    if (scale->dtype != DType::F32 || scale->elements() != 1)
+      throw Error(fmt::format("{}: expected one F32 scale, found {} {}", where(*scale),
+                              dtype_info(scale->dtype).name, scale->shape_text()));
+    float v = 0;
+    std::memcpy(&v, scale->bytes.data(), sizeof v);
+    return v;
+  };
   for (const TensorView& q : tensors_) {
     if (!q.name.ends_with(kQ)) continue;
     const std::string stem = q.name.substr(0, q.name.size() - kQ.size());
@@ -145,12 +155,14 @@ void Checkpoint::assemble_index_projections() {
     TensorView t = q;
     t.name = stem + ".indexer.index_qk_proj.weight";
     t.shape = {q_shape[0] + k_shape[0], q_shape[1]};
-    t.dtype = q.dtype == k->dtype ? q.dtype : DType::F32;
+    const float factors[] = {factor_of(q), factor_of(*k)};
+    const bool as_they_are = q.dtype == k->dtype && factors[0] == 1 && factors[1] == 1;
+    t.dtype = as_they_are ? q.dtype : DType::F32;
     std::vector<std::byte>& bytes = assembled_.emplace_back();
     bytes.resize(static_cast<size_t>(t.shape[0] * row_bytes(t.dtype, t.shape[1])));
     std::byte* to = bytes.data();
     for (const TensorView* part : {&q, k}) {
-      if (part->dtype == t.dtype) {
+      if (as_they_are) {
         std::memcpy(to, part->bytes.data(), part->bytes.size());
         to += part->bytes.size();
         continue;
@@ -159,6 +171,7 @@ void Checkpoint::assemble_index_projections() {
       for (int64_t r = 0; r < part->elements() / t.shape[1]; ++r, to += row.size() * sizeof(float)) {
         decode_row(part->dtype, part->bytes.data() + r * row_bytes(part->dtype, t.shape[1]), t.shape[1],
                    row.data());
+        for (float& v : row) v *= factors[part == k];
         std::memcpy(to, row.data(), row.size() * sizeof(float));
       }
     }
@@ -169,7 +182,9 @@ void Checkpoint::assemble_index_projections() {
   // The halves go: nothing is to be read twice.
   std::vector<TensorView> kept;
   for (TensorView& t : tensors_) {
-    if (!t.name.ends_with(kQ) && !t.name.ends_with(kK)) kept.push_back(std::move(t));
+    const std::string_view stem(t.name.data(), std::min(t.name.size(), t.name.rfind('.')));
+    if (!stem.ends_with(".indexer.q_proj") && !stem.ends_with(".indexer.k_proj"))
+      kept.push_back(std::move(t));
   }
   tensors_.clear();
   by_name_.clear();

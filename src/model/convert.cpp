@@ -150,7 +150,7 @@ class GgufTensors {
         }
       };
     }
-    out.push_back(std::move(t));
+    push({{std::move(t), nullptr}});
   }
 
   std::vector<ExportTensor> out;

@@ -345,6 +345,7 @@ class Binder {
             .emplace_back(stream_.device(), t.dtype, std::initializer_list<int64_t>{c_.d_model, c_.d_model})
             .tensor;
     stream_.upload(w.data.data, bytes.data(), w.data.bytes());
+    if (const std::vector<float> scales = companion(t, 1); !scales.empty()) w.global_scale = scales[0];
     w_.bytes += w.data.bytes();
     return w;
   }

@@ -205,6 +205,36 @@ TEST(Convert, nvfp4_has_a_factor_beside_it) {
   }
 }
 
+// Every matrix in NVFP4, the indexer's too, which GGUF cuts in two with a factor each.
+TEST(Convert, nvfp4_everywhere) {
+  const test::TempFolder folder("convert");
+  const auto original = Checkpoint::open(kTiny);
+  to_gguf(*original, folder.path / "m.gguf", {.type = DType::BF16, .overrides = {{"*", DType::NVFP4}}});
+  const auto gguf = Checkpoint::open(folder.path / "m.gguf");
+  const auto hf = values_of(*original), read = values_of(*gguf);
+  gguf->check_all_used();
+  const std::vector<float>&a = hf.at("layers.3.self_attn.indexer.index_qk_proj.weight"),
+        &b = read.at("layers.3.self_attn.indexer.index_qk_proj.weight");
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+    norm += std::pow(static_cast<double>(a[i]), 2);
+  }
+  EXPECT_LT(std::sqrt(difference / norm), 0.1);
+  ThreadPool pool(2);
+  Stream stream(pool);
+  const auto again = Checkpoint::open(folder.path / "m.gguf");
+  const ModelWeights w = bind_weights(*again, read_config(*again), true, stream);
+  std::vector<float> row(256);
+  cpu::weight_row(w.attention[0].index_qk, 600, row.data());
+  for (size_t i = 0; i < row.size(); ++i) ASSERT_EQ(row[i], b[600 * 256 + i]);
+  // eh_proj, both halves of which have its factor.
+  EXPECT_NE(w.draft->fc_hidden.global_scale, 1);
+  cpu::weight_row(w.draft->fc_hidden, 77, row.data());
+  for (size_t i = 0; i < row.size(); ++i)
+    ASSERT_EQ(row[i], read.at("mtp.fc_hidden.weight")[77 * 256 + i]);
+}
+
 // Layouts of others: the draft's mixer left out (it is the trunk's), a draft block without a model, scales of activations;
 // and a tensor that is missing is named as the file would spell it.
 TEST(Convert, gguf_layouts_of_others) {
