@@ -138,7 +138,7 @@ int convert_main(int argc, char** argv) {
   recipe.type = parse_type(type);
   for (const std::string& o : overrides) recipe.overrides.push_back(parse_override(o));
   check_recipe(recipe, to_gguf);
-  check_output(out);
+  check_output(out, in);
 
   const auto checkpoint = Checkpoint::open(in);
   Config config = read_config(*checkpoint);

@@ -13,11 +13,25 @@
 
 namespace quern {
 
-void check_output(const std::filesystem::path& path) {
+namespace {
+
+// Beside the path, without a slash at its end.
+std::filesystem::path partial_of(const std::filesystem::path& path) {
+  std::filesystem::path partial = (path / "").lexically_normal().parent_path();
+  partial += ".partial";
+  return partial;
+}
+
+}  // namespace
+
+void check_output(const std::filesystem::path& path, const std::filesystem::path& source) {
   if (path.empty()) throw Error("OUT: expected a path, found an empty one");
   std::error_code failed;
   const auto status = std::filesystem::symlink_status(path, failed);
   if (std::filesystem::exists(status)) throw Error(fmt::format("{}: exists already", path.string()));
+  if (std::filesystem::equivalent(partial_of(path), source, failed))
+    throw Error(fmt::format("{}: expected another name: {} is written under this one until it is whole",
+                            source.string(), path.string()));
 }
 
 namespace {
@@ -71,8 +85,7 @@ void OutputFile::finish() {
 }
 
 OutputFolder::OutputFolder(std::filesystem::path path)
-    : path_((path / "").lexically_normal().parent_path()), partial_(path_) {  // without a slash at the end
-  partial_ += ".partial";
+    : path_((path / "").lexically_normal().parent_path()), partial_(partial_of(path)) {
   std::error_code failed;
   std::filesystem::create_directories(partial_, failed);
   if (!failed) fd_ = ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

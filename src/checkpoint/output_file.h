@@ -10,8 +10,9 @@
 
 namespace quern {
 
-// Throws Error where `path` is empty or exists: nothing is overwritten.
-void check_output(const std::filesystem::path& path);
+// Throws Error where `path` is empty or exists, as nothing is overwritten, or where `source`, which is read meanwhile,
+// has the name under which it is written.
+void check_output(const std::filesystem::path& path, const std::filesystem::path& source = {});
 
 class OutputFile {
  public:

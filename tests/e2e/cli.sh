@@ -75,6 +75,11 @@ for out in x.gguf x; do
   check 0 '' convert "$model" "$work/$out" --type bf16
   [ -e "$work/$out.partial" ] && { echo "convert left $out.partial"; failed=1; }
 done
+# A source by the name that is written under is not its own victim.
+cp -r "$model" "$work/m.partial"
+check 1 'm is written under this one until it is whole' convert "$work/m.partial" "$work/m" --type bf16
+[ -s "$work/m.partial/config.json" ] || { echo "convert removed its source"; failed=1; }
+
 # Interrupted, it leaves nothing behind. (A shell's background jobs ignore SIGINT; it takes the same way.)
 for out in y.gguf y; do
   "$quern" synth "$work/$out" --geometry tiny --ngram-base 4000000 --threads 1 2> "$work/said" &
