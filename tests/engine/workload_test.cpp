@@ -106,7 +106,8 @@ struct Asked {
   int64_t cancelled_at = -1;
 };
 
-// What the runs must have met, or they have shown nothing.
+// What the runs must have met, or they have shown nothing: taken together, since what one seed meets goes by the ids that are
+// sampled, and those by the last bits of the device's arithmetic.
 struct Met {
   int64_t preemptions = 0, cancelled = 0, forked = 0, hits = 0, disk_hits = 0;
   int64_t evicted_pages = 0, evicted_snapshots = 0, with_grammar = 0;
@@ -187,7 +188,6 @@ void run_workload(uint32_t seed, Met& met) {
         stats.cache_disk_hits, stats.cache_evicted_pages, stats.cache_evicted_snapshots,
         stats.block_drafts.accepted, stats.block_drafts.drafted, stats.lookup_drafts.accepted,
         stats.lookup_drafts.drafted);
-    EXPECT_GT(stats.preemptions, 0) << "a pool that was never short";
     met.preemptions += stats.preemptions;
     met.cancelled += stats.cancelled;
     met.forked += forked;
@@ -229,6 +229,7 @@ TEST(Workload, every_reply_is_what_its_request_says_alone) {
     if (HasFatalFailure()) return;
   }
   if (n_seeds < kSeeds) return;
+  EXPECT_GT(met.preemptions, 0);
   EXPECT_GT(met.cancelled, 0);
   EXPECT_GT(met.forked, 0);
   EXPECT_GT(met.hits, 0);
