@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/json_file.h"
 #include "checkpoint/gguf.h"
 #include "checkpoint/gguf_names.h"
 #include "checkpoint/safetensors.h"
@@ -19,18 +20,9 @@ namespace {
 
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 constexpr size_t kMaxJson = 256u << 20;  // the index of a release with 150 000 tensors has 20 MB
+constexpr JsonLimits kJsonLimits{.max_depth = 64, .unique_keys = true};
 
 std::string path_name(const fs::path& p) { return p.filename().string(); }
-
-Json read_json(const fs::path& path, bool unique_keys) {
-  try {
-    return parse_json(read_file(path, kMaxJson), {.max_depth = 64, .unique_keys = unique_keys});
-  } catch (const Error& e) {
-    const std::string what = e.what();
-    if (what.starts_with(path.string())) throw;
-    throw Error(fmt::format("{}: {}", path.string(), what));
-  }
-}
 
 bool is_inside(const fs::path& file, const fs::path& folder) {
   const auto [end_of_folder, unused] = std::mismatch(folder.begin(), folder.end(), file.begin(), file.end());
@@ -170,7 +162,7 @@ std::unique_ptr<Checkpoint> Checkpoint::open(const fs::path& path) {
   }
   if (c->kind_ == Kind::Safetensors) {
     const fs::path config = c->folder_ / "config.json";
-    if (fs::exists(config)) c->config_ = read_json(config, true);
+    if (fs::exists(config)) c->config_ = read_json_file(config, kMaxJson, kJsonLimits);
   }
   c->used_.resize(c->tensors_.size());
   return c;
@@ -191,7 +183,7 @@ void Checkpoint::open_safetensors_folder() {
     return;
   }
 
-  const Json index = read_json(index_path, true);
+  const Json index = read_json_file(index_path, kMaxJson, kJsonLimits);
   const Json* map = index.find("weight_map");
   if (map == nullptr || !map->is_object())
     throw Error(fmt::format("{}: expected an object 'weight_map'", index_path.string()));

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "base/json_file.h"
 #include "base/mapped_file.h"
 #include "checkpoint/gguf.h"
 
@@ -103,14 +104,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
   }
   const std::filesystem::path path = folder_of_model(model) / "generation_config.json";
   if (!std::filesystem::exists(path)) return {};
-  const std::string text = read_file(path, 1 << 20);
-  Json json;
-  try {
-    json = parse_json(text);
-  } catch (const Error& e) {
-    throw Error(fmt::format("{}: {}", path.string(), e.what()));
-  }
-  return parse_generation_config(json, path.string());
+  return parse_generation_config(read_json_file(path, size_t{1} << 20), path.string());
 }
 
 GenerationConfig read_generation_config(const Checkpoint& checkpoint) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "base/mapped_file.h"
+#include "base/json_file.h"
 #include "base/wildcard.h"
 
 namespace quern {
@@ -170,12 +170,7 @@ QuantizationRules parse_quantization(const Section& q) {
 QuantizationRules read_quant_config_file(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "hf_quant_config.json";
   if (!std::filesystem::exists(path)) return {};
-  Json json;
-  try {
-    json = parse_json(read_file(path));
-  } catch (const Error& e) {
-    throw Error(fmt::format("{}: {}", path.string(), e.what()));
-  }
+  const Json json = read_json_file(path, size_t{64} << 20);
   const Section file{json, path.string(), ""};
   if (file.get("quantization") == nullptr) file.fail("quantization", "an object", std::string("nothing"));
   const Section q = object(file, "quantization");
