@@ -56,7 +56,7 @@ int run_main(int argc, char** argv) {
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
   if (!file.empty()) {
-    prompt = read_file(file);
+    prompt = read_text(file);
   } else if (text->count() == 0) {
     if (::isatty(STDIN_FILENO) == 1) {
       std::fprintf(stderr, "quern run: no prompt: give -p TEXT, -f FILE, or standard input\n");

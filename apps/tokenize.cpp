@@ -62,7 +62,7 @@ int tokenize_main(int argc, char** argv) {
 
   const Tokenizer tokenizer = Tokenizer::from_model(model);
   const std::string input =
-      file.empty() ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_file(file);
+      file.empty() ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_text(file);
   std::string out;
   if (decode) {
     append_json_string(out, tokenizer.decode(parse_ids(input, tokenizer)));

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -72,6 +74,28 @@ std::string read_file(const std::filesystem::path& path, size_t max_bytes) {
     throw Error(
         fmt::format("{}: expected at most {} bytes, found {}", path.string(), max_bytes, bytes.size()));
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::string read_text(const std::filesystem::path& path) {
+  constexpr size_t kMostBytes = size_t{256} << 20;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat info {};
+  if (fd < 0 || ::fstat(fd, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode)) {
+    if (fd >= 0) ::close(fd);
+    return read_file(path);  // which says what is wrong
+  }
+  std::string text;
+  std::array<char, 65536> piece;
+  ssize_t n = 0;
+  while (text.size() <= kMostBytes &&
+         ((n = ::read(fd, piece.data(), piece.size())) > 0 || (n < 0 && errno == EINTR)))
+    text.append(piece.data(), static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  const int error = n < 0 ? errno : 0;
+  ::close(fd);
+  if (error != 0) throw Error(fmt::format("{}: {}", path.string(), std::strerror(error)));
+  if (text.size() > kMostBytes)
+    throw Error(fmt::format("{}: expected at most {} bytes", path.string(), kMostBytes));
+  return text;
 }
 
 }  // namespace quern

@@ -42,5 +42,7 @@ class MappedFile {
 
 // The whole file as a string; refuses files beyond `max_bytes`. Throws Error naming the path.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
+// The same of what a user names as a text: also a pipe or /dev/stdin, read to its end, of at most 256 MiB.
+std::string read_text(const std::filesystem::path& path);
 
 }  // namespace quern

@@ -44,6 +44,16 @@ check 1 'the prompt is empty' run "$model"
 check 1 'the prompt is empty' run "$model" -f "$work/empty"
 check 1 'the prompt is empty' run "$model" --raw -p ''
 
+# A text may come by a pipe.
+said=$(printf 'Hi there' | "$quern" tokenize "$model" -f /dev/stdin)
+[ -n "$said" ] && [ "$said" = "$("$quern" tokenize "$model" -f "$work/text")" ] || { echo "tokenize -f /dev/stdin: $said"; failed=1; }
+mkfifo "$work/fifo"
+printf 'What is the capital of France?' > "$work/fifo" &
+said=$("$quern" run "$model" -f "$work/fifo" --greedy --no-think)
+[ "$said" = 'The capital of France is Paris.' ] || { echo "run -f FIFO: $said"; failed=1; }
+check 1 "quern: $work: not a regular file" tokenize "$model" -f "$work"
+check 1 'expected at most' tokenize "$model" -f /dev/zero
+
 for n in 0 abc 0.5 -3; do
   check 2 "--max-tokens: expected a whole number from 1 on, found $n" run "$model" -p Hi -n "$n"
   check 2 "--prompt: expected a whole number from 1 on, found $n" bench "$model" --prompt "$n"
