@@ -1,4 +1,5 @@
-"""chat on a terminal: letters beyond ASCII are typed, and what is refused leaves the terminal as it was.
+"""chat on a terminal: letters beyond ASCII are typed, what is refused leaves the terminal as it was, and
+an interrupt stops the answer, not the program.
 
 Usage: chat_terminal.py QUERN MODEL
 """
@@ -24,20 +25,27 @@ class Chat:
         self.unread = b""
         self.until("> ")
 
-    def until(self, mark):
-        """What is printed up to and with the mark."""
+    def wait(self, is_there, what):
         begin = time.time()
-        while mark.encode() not in self.unread:
+        while not is_there():
             if time.time() - begin > PATIENCE:
-                sys.exit(f"no {mark!r} in {self.unread!r}")
+                sys.exit(f"no {what} in {self.unread!r}")
             if select.select([self.fd], [], [], 0.1)[0]:
                 self.unread += os.read(self.fd, 4096)
+
+    def until(self, mark):
+        """What is printed up to and with the mark."""
+        self.wait(lambda: mark.encode() in self.unread, repr(mark))
         end = self.unread.index(mark.encode()) + len(mark.encode())
         text, self.unread = self.unread[:end], self.unread[end:]
         return text.decode()
 
     def say(self, text):
         os.write(self.fd, text.encode())
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 def check(is_so, what):
@@ -53,5 +61,14 @@ chat.until("> ")
 chat.say("word " * 60 + "\n")
 refused = chat.until("--ctx is 64")
 check("\x1b[2m" not in refused + chat.until("> "), "a refused prompt left the terminal dim")
-os.kill(chat.pid, signal.SIGKILL)
-os.waitpid(chat.pid, 0)
+chat.kill()
+
+# The signal that Ctrl-C sends, once the answer runs: a key could arrive while the line editor holds the terminal.
+chat = Chat("--temperature", "0", "--ctx", "32768", "-n", "30000", "--no-think", "--frequency-penalty", "-20")
+chat.say("Count.\n")
+chat.until("\n")  # the echo
+chat.wait(lambda: len(chat.unread) > 200, "answer")
+os.kill(chat.pid, signal.SIGINT)
+chat.until("[stopped]")
+chat.until("> ")
+chat.kill()
