@@ -14,7 +14,7 @@
 // hidden_store:   ring[slot, p mod kHiddenRing, :] = x[t, :]                  the last kHiddenRing rows of each segment
 // hidden_store_draft: ring[slot, kHiddenRing, :] = x[t, :]                    the last row of each segment
 //
-// y may not overlap x. `index` and `source` are memory of the stream's device.
+// y may not overlap x. `index` and `source` are memory of the stream's device, written as the batch is: by copies.
 #pragma once
 
 #include "ops/batch_view.h"
