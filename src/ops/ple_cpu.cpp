@@ -15,11 +15,13 @@ void ple_rows(Stream& s, Tensor emb, const BatchView& batch, const NgramHash& ha
   ScratchScope scope(s);
   const Tensor rows = s.scratch(DType::I64, {std::max<int64_t>(batch.n_rows, 1), heads});
   for (int64_t t = 0; t < batch.n_rows; ++t) {
-    scalar::ngram_rows(rows.row<int64_t>(t), batch.windows + 3 * t, hash.multiplier.data(), hash.vocab.data(),
-                       hash.offset.data(), static_cast<int>(heads), hash.eos);
     // All addresses of the step are known before the first row is read, so the misses overlap.
     for (int64_t h = 0; h < heads; ++h) {
-      const int64_t row = rows.row<int64_t>(t)[h], part = row / table.rows_per_part;
+      const int64_t row = scalar::ngram_row(
+          batch.windows + 3 * t, hash.multiplier.data(), hash.vocab[static_cast<size_t>(h)],
+          hash.offset[static_cast<size_t>(h)], static_cast<int>(h), static_cast<int>(heads), hash.eos);
+      const int64_t part = row / table.rows_per_part;
+      rows.row<int64_t>(t)[h] = row;
       QUERN_CHECK(row >= 0 && part < static_cast<int64_t>(table.parts.size()),
                   "ple_rows: a row beyond the table");
       const Tensor& data = table.parts[static_cast<size_t>(part)].data;

@@ -1,6 +1,7 @@
-// ple_rows: one block a token, one warp a head. The ids are hashed on the device and the rows read where the table
-// lies: in device memory, or over the bus from pinned host memory. A row's bytes are fetched whole into shared memory
-// before they are decoded, so that a quantised row costs the bus one short burst and not a byte at a time.
+// ple_rows: one warp a head. It hashes its own row's id and reads the row where the table lies: in device memory, or over
+// the bus from pinned host memory. A row's bytes are asked for all at once and put into shared memory before they are
+// decoded, so that any format costs the bus one round and not one a value. All that is done before the wait: what a
+// step's rows are is there by then (copies write it, and the end of a step), and the table is a weight.
 //
 // ple_add: three kernels. Gate and value per (row, stream); convolution and sum per row; the ring. The ring is written
 // last because a long segment's newest rows take the places its first rows still read.
@@ -30,45 +31,79 @@ struct TableView {
   int32_t heads, eos, d_row, n_parts;
 };
 
-template <typename Row>
-__global__ void ple_rows_kernel(float* emb, int64_t emb_stride, const int32_t* windows,
-                                const __grid_constant__ TableView table) {
-  extern __shared__ uint8_t bytes[];  // [heads][kMaxRowBytes]
-  __shared__ int64_t rows[kMaxHeads];
-  pdl_launch();
-  pdl_wait();
-  const int64_t t = blockIdx.x;
-  if (threadIdx.x == 0) {
-    scalar::ngram_rows(rows, windows + 3 * t, table.multiplier, table.vocab, table.offset, table.heads,
-                       table.eos);
+constexpr int kRowWarps = 4;  // heads of a block
+
+// n bytes into shared memory, by a warp: `to` lies as far from a border of 16 bytes as `from`. Whole groups of 16 bytes go
+// as such, what is left before and after them byte by byte, and nothing is stored before all is asked for.
+__device__ __forceinline__ void fetch_row(uint8_t* to, const uint8_t* from, int n, int lane) {
+  constexpr int kEach = kMaxRowBytes / 16 / 32;
+  const int begin = min(static_cast<int>(-reinterpret_cast<uintptr_t>(from) & 15u), n);
+  const int groups = (n - begin) / 16, end = begin + 16 * groups;
+  uint4 middle[kEach];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int i = lane + 32 * j;
+    if (i < groups) middle[j] = reinterpret_cast<const uint4*>(from + begin)[i];
   }
-  __syncthreads();
-  const int head = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (head >= table.heads) return;
-  const int64_t row = rows[head];
-  const int part = min(static_cast<int>(row / table.rows_per_part), table.n_parts - 1);
+  const int edge = lane < 16 ? lane : end + lane - 16;
+  const bool has_edge = lane < 16 ? edge < begin : edge < n;
+  uint8_t byte = 0;
+  if (has_edge) byte = from[edge];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int i = lane + 32 * j;
+    if (i < groups) reinterpret_cast<uint4*>(to + begin)[i] = middle[j];
+  }
+  if (has_edge) to[edge] = byte;
+}
+
+// Block (t, i): heads kRowWarps·i and on of row t.
+template <typename Row>
+__global__ void __launch_bounds__(32 * kRowWarps)
+    ple_rows_kernel(float* emb, int64_t emb_stride, const int32_t* windows,
+                    const __grid_constant__ TableView table) {
+  constexpr int kGroup = Row::kGroup, kHeld = kGroup < 16 ? 16 / kGroup : 1;
+  __shared__ __align__(16) uint8_t bytes[kRowWarps][kMaxRowBytes + 16];
+  pdl_launch();
+  const int64_t t = blockIdx.x;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int head = static_cast<int>(blockIdx.y) * kRowWarps + warp;
+  if (head >= table.heads) {
+    pdl_wait();
+    return;
+  }
+  const int32_t window[3] = {windows[3 * t], windows[3 * t + 1], windows[3 * t + 2]};
+  const int64_t row = scalar::ngram_row(window, table.multiplier, table.vocab[head], table.offset[head], head,
+                                        table.heads, table.eos);
+  const int part =
+      table.n_parts == 1 ? 0 : min(static_cast<int>(row / table.rows_per_part), table.n_parts - 1);
   const int64_t r = row - part * table.rows_per_part;
   const uint8_t* from = table.part[part] + r * table.row_bytes;
-  uint8_t* to = bytes + head * kMaxRowBytes;
-  const int n = static_cast<int>(table.row_bytes);
-  if ((reinterpret_cast<uintptr_t>(from) & 15u) == 0 && n % 16 == 0) {
-    for (int i = lane; i < n / 16; i += 32)
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-  } else if ((reinterpret_cast<uintptr_t>(from) & 1u) == 0 && n % 2 == 0) {
-    for (int i = lane; i < n / 2; i += 32)
-      reinterpret_cast<uint16_t*>(to)[i] = reinterpret_cast<const uint16_t*>(from)[i];
-  } else {
-    for (int i = lane; i < n; i += 32) to[i] = from[i];
-  }
+  uint8_t* to = bytes[warp] + (reinterpret_cast<uintptr_t>(from) & 15u);
+  fetch_row(to, from, static_cast<int>(table.row_bytes), lane);
   __syncwarp();
   RowScale scale = table.part_scale;
   scale.global = table.scale[part];
+  // The first groups of a lane are decoded before the wait too: their scales may lie beyond the bus.
+  const int groups = table.d_row / kGroup;
+  float held[kHeld][kGroup];
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j)
+    if (const int g = lane + 32 * j; g < groups) Row::decode(to, r, g, scale, held[j]);
+  pdl_wait();
   float* out = emb + t * emb_stride + head * table.d_row;
-  for (int g = lane; g < table.d_row / Row::kGroup; g += 32) {
-    float v[Row::kGroup];
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int g = lane + 32 * j;
+    if (g >= groups) break;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) out[g * kGroup + i] = held[j][i];
+  }
+  for (int g = lane + 32 * kHeld; g < groups; g += 32) {
+    float v[kGroup];
     Row::decode(to, r, g, scale, v);
 #pragma unroll
-    for (int i = 0; i < Row::kGroup; ++i) out[g * Row::kGroup + i] = v[i];
+    for (int i = 0; i < kGroup; ++i) out[g * kGroup + i] = v[i];
   }
 }
 
@@ -173,8 +208,8 @@ void ple_rows(Stream& s, Tensor emb, const BatchView& batch, const NgramHash& ha
   QUERN_CHECK(view.row_bytes <= kMaxRowBytes, "ple_rows: a table row is at most 1024 bytes");
   with_row_format(first.data.dtype, [&]<typename Row>() {
     QUERN_CHECK(table.d_row % Row::kGroup == 0, "ple_rows: a row is a whole number of groups");
-    launch(s, ple_rows_kernel<Row>, dim3(static_cast<unsigned>(batch.n_rows)), static_cast<int>(32 * heads),
-           heads * kMaxRowBytes, 1, emb.as<float>(), emb.row_stride, batch.windows, view);
+    launch(s, ple_rows_kernel<Row>, dim3(static_cast<unsigned>(batch.n_rows), blocks(view.heads, kRowWarps)),
+           32 * kRowWarps, 0, 1, emb.as<float>(), emb.row_stride, batch.windows, view);
   });
 }
 

@@ -73,25 +73,20 @@ QUERN_HD float rope_angle(int32_t position, float frequency) {
 
 // ---- n-gram hash ----
 
-// Table rows of one token (ops/ple.h): window holds its id and the two before it, -1 where there is none; the
+// The table row of head h (ops/ple.h): window holds a token's id and the two before it, -1 where there is none; the
 // first half of the heads uses the 2-gram, the second the 3-gram.
-QUERN_HD void ngram_rows(int64_t* rows, const int32_t* window, const int64_t* multiplier,
-                         const int64_t* vocab, const int64_t* offset, int heads, int32_t eos) {
+QUERN_HD int64_t ngram_row(const int32_t* window, const int64_t* multiplier, int64_t vocab, int64_t offset,
+                           int h, int heads, int32_t eos) {
   uint64_t id[3];
   bool cut = false;
   for (int i = 0; i < 3; ++i) {
     cut = cut || window[i] < 0 || (i > 0 && window[i] == eos);
     id[i] = static_cast<uint64_t>(static_cast<int64_t>(cut ? eos : window[i]));
   }
-  uint64_t m = id[0] * static_cast<uint64_t>(multiplier[0]);
-  for (int i = 1; i < 3; ++i) {
-    m ^= id[i] * static_cast<uint64_t>(multiplier[i]);
-    for (int h = (i - 1) * heads / 2; h < i * heads / 2; ++h) {
-      int64_t r = static_cast<int64_t>(m) % vocab[h];
-      if (r < 0) r += vocab[h];
-      rows[h] = r + offset[h];
-    }
-  }
+  uint64_t m = id[0] * static_cast<uint64_t>(multiplier[0]) ^ id[1] * static_cast<uint64_t>(multiplier[1]);
+  if (h >= heads / 2) m ^= id[2] * static_cast<uint64_t>(multiplier[2]);
+  const int64_t r = static_cast<int64_t>(m) % vocab;
+  return (r < 0 ? r + vocab : r) + offset;
 }
 
 // ---- sampling ----

@@ -65,18 +65,48 @@ TEST_P(PleTest, rows_are_those_of_the_formula) {
   }
 }
 
+TEST_P(PleTest, rows_of_every_length_and_alignment) {
+  Machine m(GetParam());
+  Random random(5);
+  const int64_t table_rows = 1800;
+  const NgramHash hash = hash_of(random, table_rows);
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 20; ++i) ids.push_back(static_cast<int32_t>(random.integer(0, 4095)));
+  // In bytes 2, 34, 170, 500, 512, 1020 and 1024: less than 16, odd multiples of 2, and the most there may be.
+  for (const auto& [dtype, d] : std::vector<std::pair<DType, int64_t>>{{DType::F8E4M3, 2},
+                                                                       {DType::Q8_0, 32},
+                                                                       {DType::Q8_0, 160},
+                                                                       {DType::BF16, 250},
+                                                                       {DType::BF16, 256},
+                                                                       {DType::Q8_0, 960},
+                                                                       {DType::F32, 256}}) {
+    const TestWeight table = random_weight(m, random, dtype, table_rows, d);
+    const PleTable t{.parts = {table.w}, .rows_per_part = table_rows, .d_row = d};
+    const TestBatch batch(m, {{.n_rows = 20, .position = 0, .ids = ids}});
+    const Tensor emb = m.zeros(DType::F32, {20, 16 * d});
+    ple_rows(m.s, emb, batch.view, hash, t);
+    const auto got = m.read(emb);
+    for (int64_t at = 0; at < 20; ++at) {
+      const auto rows = reference::ngram_rows(ids, at, {hash.multiplier.begin(), hash.multiplier.end()},
+                                              hash.vocab, hash.offset, kEos);
+      for (size_t h = 0; h < 16; ++h)
+        for (int64_t i = 0; i < d; ++i)
+          ASSERT_EQ(got[static_cast<size_t>((at * 16 + static_cast<int64_t>(h)) * d + i)],
+                    static_cast<float>(table.values[static_cast<size_t>(rows[h] * d + i)]))
+              << name(dtype) << ", d " << d << ", token " << at << ", head " << h << ", value " << i;
+    }
+  }
+}
+
 TEST_P(PleTest, the_current_eos_does_not_cut_its_own_context) {
-  int64_t with[2], without[2];
-  const int64_t a[3] = {3, 5, 7}, vocab[2] = {1000003, 1000003}, offset[2] = {0, 0};
+  const int64_t a[3] = {3, 5, 7};
   const int32_t window[3] = {kEos, 11, 12}, cut[3] = {kEos, kEos, kEos};
-  scalar::ngram_rows(with, window, a, vocab, offset, 2, kEos);
-  scalar::ngram_rows(without, cut, a, vocab, offset, 2, kEos);
-  EXPECT_EQ(with[0], (kEos * 3 ^ 11 * 5) % 1000003);
-  EXPECT_EQ(with[1], (kEos * 3 ^ 11 * 5 ^ 12 * 7) % 1000003);
-  EXPECT_NE(with[0], without[0]);
+  const auto row = [&](const int32_t* w, int h) { return scalar::ngram_row(w, a, 1000003, 0, h, 2, kEos); };
+  EXPECT_EQ(row(window, 0), (kEos * 3 ^ 11 * 5) % 1000003);
+  EXPECT_EQ(row(window, 1), (kEos * 3 ^ 11 * 5 ^ 12 * 7) % 1000003);
+  EXPECT_NE(row(window, 0), row(cut, 0));
   const int32_t eos_before[3] = {9, kEos, 12};  // a previous eos hides what lies before it, not itself
-  scalar::ngram_rows(with, eos_before, a, vocab, offset, 2, kEos);
-  EXPECT_EQ(with[1], (9 * 3 ^ kEos * 5 ^ kEos * 7) % 1000003);
+  EXPECT_EQ(row(eos_before, 1), (9 * 3 ^ kEos * 5 ^ kEos * 7) % 1000003);
 }
 
 struct Case {
