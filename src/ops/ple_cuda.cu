@@ -3,10 +3,12 @@
 // decoded, so that any format costs the bus one round and not one a value. All that is done before the wait: what a
 // step's rows are is there by then (copies write it, and the end of a step), and the table is a weight.
 //
-// ple_add: three kernels. Gate and value per (row, stream); convolution and sum per row; the ring. The ring is written
-// last because a long segment's newest rows take the places its first rows still read.
+// ple_add: gate and value per (row, stream); convolution and sum per row; the ring. A decode segment's rows go to the
+// ring with the convolution. A prompt's go after it, by a kernel of their own, because a long segment's newest rows take
+// the places its first rows still read.
 #include <algorithm>
 
+#include "ops/cuda/async.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/weight_row.cuh"
@@ -107,75 +109,153 @@ __global__ void __launch_bounds__(32 * kRowWarps)
   }
 }
 
-constexpr int kThreads = 256;
+constexpr int kGateThreads = 320, kGateWarps = kGateThreads / 32;
+constexpr int kGateHeld = 8;  // values a thread keeps in registers: the model's 2560 of a block
 
-// Block (t, s): v[t, s, :] and u[t, s, :].
-__global__ void ple_gate_kernel(float* v, float* u, const float* x, const float* key, int64_t key_stride,
-                                const float* value, int64_t value_stride, const float* norm_key,
-                                const float* norm_query, const float* norm_conv, int width, float eps) {
-  __shared__ float shared[kThreads / 32];
+// Block (t, s): v[t, s, :] and u[t, s, :]. All four sums come from one pass over what is read, with the scales that they
+// are for taken out of them: k · q = r_k r_q Σ key x (1 + norm_key) (1 + norm_query), |v|² = sigmoid(g)² Σ value².
+__global__ void __launch_bounds__(kGateThreads)
+    ple_gate_kernel(float* v, float* u, const float* x, const float* key, int64_t key_stride,
+                    const float* value, int64_t value_stride, const float* norm_key, const float* norm_query,
+                    const float* norm_conv, int width, float eps) {
+  __shared__ float4 shared[kGateWarps];
   pdl_launch();
-  pdl_wait();
   const int64_t t = blockIdx.x, at = static_cast<int64_t>(blockIdx.y) * width;
   const int64_t wide = static_cast<int64_t>(gridDim.y) * width;
+  const int tid = static_cast<int>(threadIdx.x);
   x += t * wide + at;
   key += t * key_stride + at;
   value += t * value_stride;
   v += t * wide + at;
   u += t * wide + at;
+  norm_key += at;
+  norm_query += at;
+  norm_conv += at;
+  const auto norms_at = [&](int i) { return (1.0f + norm_key[i]) * (1.0f + norm_query[i]); };
+  float norms[kGateHeld], norm_of[kGateHeld];
+#pragma unroll
+  for (int j = 0; j < kGateHeld; ++j) {
+    const int i = tid + j * kGateThreads;
+    norms[j] = i < width ? norms_at(i) : 0.0f;
+    norm_of[j] = i < width ? 1.0f + norm_conv[i] : 0.0f;
+  }
+  pdl_wait();
+  float k[kGateHeld], q[kGateHeld], held[kGateHeld];
+#pragma unroll
+  for (int j = 0; j < kGateHeld; ++j) {
+    const int i = tid + j * kGateThreads;
+    k[j] = i < width ? key[i] : 0.0f;
+    q[j] = i < width ? x[i] : 0.0f;
+    held[j] = i < width ? value[i] : 0.0f;
+  }
+  float kk = 0, qq = 0, kq = 0, vv = 0;
+  const auto add = [&](float k_of, float q_of, float v_of, float norm) {
+    kk = fmaf(k_of, k_of, kk);
+    qq = fmaf(q_of, q_of, qq);
+    kq = fmaf(k_of * q_of, norm, kq);
+    vv = fmaf(v_of, v_of, vv);
+  };
+#pragma unroll
+  for (int j = 0; j < kGateHeld; ++j) add(k[j], q[j], held[j], norms[j]);
+  for (int i = tid + kGateHeld * kGateThreads; i < width; i += kGateThreads)
+    add(key[i], x[i], value[i], norms_at(i));
+  kk = warp_sum(kk);
+  qq = warp_sum(qq);
+  kq = warp_sum(kq);
+  vv = warp_sum(vv);
+  if (tid % 32 == 0) shared[tid / 32] = {kk, qq, kq, vv};
+  __syncthreads();
+  kk = qq = kq = vv = 0;
+#pragma unroll
+  for (int w = 0; w < kGateWarps; ++w) {
+    const float4 sum = shared[w];
+    kk += sum.x;
+    qq += sum.y;
+    kq += sum.z;
+    vv += sum.w;
+  }
   const float d = static_cast<float>(width);
-  float kk = 0, qq = 0, vv = 0;
-  for (int i = threadIdx.x; i < width; i += kThreads) {
-    kk = fmaf(key[i], key[i], kk);
-    qq = fmaf(x[i], x[i], qq);
+  const float dot = kq * rsqrtf(kk / d + eps) * rsqrtf(qq / d + eps);
+  const float g = scalar::sigmoid(scalar::signed_sqrt(dot / sqrtf(d)));
+  const float rv = rsqrtf(g * g * (vv / d) + eps);
+#pragma unroll
+  for (int j = 0; j < kGateHeld; ++j) {
+    const int i = tid + j * kGateThreads;
+    if (i >= width) break;
+    const float a = g * held[j];
+    v[i] = a;
+    u[i] = a * rv * norm_of[j];
   }
-  const float rk = rsqrtf(block_sum<kThreads>(kk, shared) / d + eps);
-  const float rq = rsqrtf(block_sum<kThreads>(qq, shared) / d + eps);
-  float dot = 0;
-  for (int i = threadIdx.x; i < width; i += kThreads) {
-    const float a = key[i] * rk * (1.0f + norm_key[at + i]), b = x[i] * rq * (1.0f + norm_query[at + i]);
-    dot = fmaf(a, b, dot);
-  }
-  const float g = scalar::sigmoid(scalar::signed_sqrt(block_sum<kThreads>(dot, shared) / sqrtf(d)));
-  for (int i = threadIdx.x; i < width; i += kThreads) {
+  for (int i = tid + kGateHeld * kGateThreads; i < width; i += kGateThreads) {
     const float a = g * value[i];
     v[i] = a;
-    vv = fmaf(a, a, vv);
+    u[i] = a * rv * (1.0f + norm_conv[i]);
   }
-  const float rv = rsqrtf(block_sum<kThreads>(vv, shared) / d + eps);
-  for (int i = threadIdx.x; i < width; i += kThreads) u[i] = v[i] * rv * (1.0f + norm_conv[at + i]);
 }
 
-__global__ void ple_conv_kernel(float* x, const float* v, const float* u, const float* ring,
-                                const float* conv, BatchView batch, int64_t wide) {
+constexpr int kThreads = 256;
+constexpr int kReach = 9;  // positions between a row and its first tap
+
+// The row of the segment's ring for `position`.
+__device__ __forceinline__ int64_t ring_row(const Segment& segment, int64_t position) {
+  return int64_t{segment.slot} * kPleRing + position % kPleRing;
+}
+
+// Block (t, i): kThreads channels of row t.
+//
+// A decode segment's rows go to the ring here. What its blocks read there are the kReach positions before the segment,
+// what they write are the segment's own, kMaxDrafts + 1 at most: all of them consecutive and, as the ring has a place for
+// each, in places of their own. No other segment has the slot.
+static_assert(kPleRing >= kReach + kMaxDrafts + 1);
+__global__ void __launch_bounds__(kThreads)
+    ple_conv_kernel(float* x, const float* v, const float* u, float* ring, const float* conv, BatchView batch,
+                    int64_t wide) {
   pdl_launch();
-  pdl_wait();
-  const int64_t t = blockIdx.x, c = blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  const int64_t t = blockIdx.x, c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  // There before the wait: what the rows are, the taps' factors, and earlier steps' rows of the ring, which are on their way
+  // to the L2 cache; nothing is read of them yet.
   const Segment segment = batch.segments[batch.segment_of[t]];
-  if (segment.role == Role::Pad || c >= wide) return;
-  float sum = 0;
+  const int64_t position = batch.positions[t];
+  const bool runs = segment.role != Role::Pad && c < wide;
+  float4 factors{};
+  if (runs) {
+    factors = reinterpret_cast<const float4*>(conv)[c];
+#pragma unroll
+    for (int back = 3; back <= kReach; back += 3)
+      if (position >= back && t - back < segment.row)
+        prefetch_l2(ring + ring_row(segment, position - back) * wide + c);
+  }
+  pdl_wait();
+  if (!runs) return;
+  // The oldest first. Positions before 0 are read from the row itself and not counted.
+  float tap[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const int64_t back = 3 * (3 - j), position = batch.positions[t] - back;
-    if (position < 0) continue;
-    const float tap = t - back >= segment.row
-                          ? u[(t - back) * wide + c]
-                          : ring[(int64_t{segment.slot} * kPleRing + position % kPleRing) * wide + c];
-    sum = fmaf(conv[c * 4 + j], tap, sum);
+    const int64_t back = 3 * (3 - j);
+    const float* from = position < back           ? u + t * wide
+                        : t - back >= segment.row ? u + (t - back) * wide
+                                                  : ring + ring_row(segment, position - back) * wide;
+    tap[j] = from[c];
   }
-  x[t * wide + c] = x[t * wide + c] + v[t * wide + c] + scalar::silu(sum);
+  const float x_of = x[t * wide + c], v_of = v[t * wide + c];
+  const float factor[4] = {factors.x, factors.y, factors.z, factors.w};
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) sum = position < 3 * (3 - j) ? sum : fmaf(factor[j], tap[j], sum);
+  x[t * wide + c] = x_of + v_of + scalar::silu(sum);
+  if (segment.role == Role::Decode) ring[ring_row(segment, position) * wide + c] = tap[3];
 }
 
-// Block (segment, j): its row j from the end.
-__global__ void ple_ring_kernel(float* ring, const float* u, BatchView batch, int64_t wide) {
+// Block (segment, i, j): kThreads channels of a prompt's row j from the end.
+__global__ void __launch_bounds__(kThreads)
+    ple_ring_kernel(float* ring, const float* u, BatchView batch, int64_t wide) {
   pdl_launch();
-  pdl_wait();
   const Segment segment = batch.segments[blockIdx.x];
-  const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.y);
-  if (segment.role == Role::Pad || r < 0) return;
-  const float* from = u + (segment.row + r) * wide;
-  float* to = ring + (int64_t{segment.slot} * kPleRing + (segment.position + r) % kPleRing) * wide;
-  for (int64_t i = threadIdx.x; i < wide; i += blockDim.x) to[i] = from[i];
+  const int64_t c = blockIdx.y * int64_t{kThreads} + threadIdx.x;
+  pdl_wait();
+  const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.z);
+  if (segment.role != Role::Prefill || r < 0 || c >= wide) return;
+  ring[ring_row(segment, segment.position + r) * wide + c] = u[(segment.row + r) * wide + c];
 }
 
 }  // namespace
@@ -222,13 +302,15 @@ void ple_add(Stream& s, Tensor x, Tensor key, Tensor value, const PleWeights& w,
   const Tensor v = s.scratch(DType::F32, {std::max<int64_t>(batch.n_rows, 1), wide});
   const Tensor u = s.scratch(DType::F32, {std::max<int64_t>(batch.n_rows, 1), wide});
   const auto rows = static_cast<unsigned>(batch.n_rows);
-  launch(s, ple_gate_kernel, dim3(rows, static_cast<unsigned>(streams)), kThreads, 0, 1, v.as<float>(),
+  launch(s, ple_gate_kernel, dim3(rows, static_cast<unsigned>(streams)), kGateThreads, 0, 1, v.as<float>(),
          u.as<float>(), x.as<float>(), key.as<float>(), key.row_stride, value.as<float>(), value.row_stride,
          w.norm_key.as<float>(), w.norm_query.as<float>(), w.norm_conv.as<float>(), width, eps);
   launch(s, ple_conv_kernel, dim3(rows, blocks(wide, kThreads)), kThreads, 0, 1, x.as<float>(), v.as<float>(),
          u.as<float>(), ring.as<float>(), w.conv.as<float>(), batch, wide);
-  launch(s, ple_ring_kernel, dim3(static_cast<unsigned>(batch.n_segments), kPleRing), kThreads, 0, 1,
-         ring.as<float>(), u.as<float>(), batch, wide);
+  if (batch.n_rows == batch.n_decode_rows) return;
+  const auto last = static_cast<unsigned>(std::min<int64_t>(kPleRing, batch.n_rows));
+  launch(s, ple_ring_kernel, dim3(static_cast<unsigned>(batch.n_segments), blocks(wide, kThreads), last),
+         kThreads, 0, 1, ring.as<float>(), u.as<float>(), batch, wide);
 }
 
 }  // namespace quern::cuda

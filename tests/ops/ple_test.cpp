@@ -236,5 +236,28 @@ TEST_P(PleTest, chunks_and_drafts_equal_the_whole) {
   }
 }
 
+TEST_P(PleTest, decode_rows_beside_a_prompt_equal_the_whole) {
+  Machine m(GetParam());
+  Random random(6);
+  const Case c = make(random, 90, 4, 64);
+  Runner whole(m, c, 1);
+  const auto y = whole.step({{.n_rows = 90, .position = 0}});
+  const int64_t W = 256;
+  Runner r(m, c, 2);
+  r.step({{.n_rows = 13, .position = 0, .slot = 1}});
+  int32_t decoded = 13, prompt = 0;
+  for (const int32_t rows : {1, 9, 2, 9, 4}) {
+    const int32_t chunk = rows == 1 ? 3 : 5 * rows - 6;  // shorter and longer than the ring
+    const auto got = r.step({{.n_rows = rows, .position = decoded, .slot = 1, .role = Role::Decode},
+                             {.n_rows = chunk, .position = prompt, .slot = 0}});
+    std::vector<float> want(y.begin() + decoded * W, y.begin() + (decoded + rows) * W);
+    want.insert(want.end(), y.begin() + prompt * W, y.begin() + (prompt + chunk) * W);
+    ASSERT_EQ(difference(got, want), "") << rows << " rows at " << decoded << ", a prompt's at " << prompt;
+    decoded += rows;
+    prompt += chunk;
+    if (prompt > 45) prompt = 0;
+  }
+}
+
 }  // namespace
 }  // namespace quern::test
