@@ -14,7 +14,7 @@
 // A row with a NaN, a +inf, or nothing left to choose gives id -1: an error of that row and of no other.
 //
 //   logits: [R, V] f32, not changed      ids: [R] i32      rows: R of them; ids and rows are memory of the
-//   stream's device
+//   stream's device, rows written as the batch is: by copies and at the end of a step
 #pragma once
 
 #include <cstdint>

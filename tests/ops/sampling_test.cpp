@@ -212,5 +212,46 @@ TEST_P(SamplingTest, a_whole_vocabulary_draws_the_argmax_of_noisy_logits) {
   }
 }
 
+TEST_P(SamplingTest, a_top_k_draws_the_argmax_of_its_noisy_logits) {
+  Machine m(GetParam());
+  Random random(6);
+  const int64_t V = 50001;
+  // Ids below `crowd` are far likelier than the others: they are all candidates, more than a block or a warp takes.
+  for (const int64_t crowd : {0, 40, 300, 380, 3000}) {
+    std::vector<float> l = random.normals(V, 2);
+    for (int64_t i = 0; i < crowd; ++i) l[static_cast<size_t>(i)] += 20;
+    for (const int32_t k : {1, 2, 20, 31, 32, 33, 100, 128}) {
+      for (const SamplingRow& cut : {SamplingRow{.top_k = k}, SamplingRow{.top_p = 0.8f, .top_k = k},
+                                     SamplingRow{.top_p = 0.95f, .min_p = 0.05f, .top_k = k}}) {
+        const auto allowed = survivors(doubles(l), cut);
+        std::vector<SamplingRow> rows;
+        std::vector<float> logits;
+        for (int position = 0; position < 4; ++position) {
+          rows.push_back(cut);
+          rows.back().seed = 42;
+          rows.back().position = position;
+          logits.insert(logits.end(), l.begin(), l.end());
+        }
+        const auto got = run(m, logits, rows);
+        for (int position = 0; position < 4; ++position) {
+          const uint64_t key = scalar::noise_key(42, position);
+          int32_t best = -1;
+          double top = -HUGE_VAL, second = -HUGE_VAL;
+          for (const auto& [id, probability] : allowed) {
+            const double v = (static_cast<double>(scalar::noise_bits(key, id)) + 0.5) * 0x1p-32;
+            const double noisy = l[static_cast<size_t>(id)] - std::log(-std::log1p(-v));
+            second = std::max(second, std::min(top, noisy));
+            if (noisy > top) best = id;
+            top = std::max(top, noisy);
+          }
+          if (top - second < 1e-4) continue;  // too close for single precision
+          ASSERT_EQ(got[static_cast<size_t>(position)], best)
+              << "crowd " << crowd << ", top_k " << k << ", top_p " << cut.top_p << ", position " << position;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace quern::test
