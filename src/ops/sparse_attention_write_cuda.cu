@@ -1,6 +1,6 @@
-// qsa_write: one warp a head. A row has n_heads query heads, n_kv key heads (each warp stores its value head too),
-// index_heads index queries and one index key. The ring of raw index keys is written by a kernel of its own: a long
-// segment's newest keys take the places its first rows still read.
+// qsa_write: one warp a head, whose elements it keeps in registers. A row has n_heads query heads, n_kv key heads (each
+// warp stores its value head too), index_heads index queries and one index key. The ring of raw index keys is written by
+// a kernel of its own: a long segment's newest keys take the places its first rows still read.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -13,7 +13,8 @@ namespace quern::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kMaxHalf = 64;  // d_rope / 2
+constexpr int kMaxHalf = 64;    // d_rope / 2
+constexpr int kLaneValues = 8;  // of a head, by a lane: heads of at most 256
 
 struct WriteArgs {
   float *q_gate, *k, *v, *qi, *ki;
@@ -30,91 +31,130 @@ struct WriteArgs {
   float eps;
 };
 
-// Norm and rotation of one head of d values, `from` to `to` (shared memory of the warp), by one warp.
-__device__ void norm_rope(float* to, const float* from, const float* w, int d, int d_rope,
-                          const float* frequency, int position, float eps) {
+// Elements lane, lane + 32, … of a head of d.
+__device__ __forceinline__ void load_head(float (&x)[kLaneValues], const float* from, int d) {
   const int lane = threadIdx.x % 32;
-  float sum = 0;
-  for (int i = lane; i < d; i += 32) sum = fmaf(from[i], from[i], sum);
-  const float r = rsqrtf(warp_sum(sum) / static_cast<float>(d) + eps);
-  for (int i = lane; i < d; i += 32) to[i] = from[i] * r * (1.0f + w[i]);
-  __syncwarp();
-  const int half = d_rope / 2;
-  for (int i = lane; i < half; i += 32) {
-    const float angle = scalar::rope_angle(position, frequency[i]);
-    const float c = cosf(angle), s = sinf(angle), a = to[i], b = to[i + half];
-    to[i] = a * c - b * s;
-    to[i + half] = b * c + a * s;
+#pragma unroll
+  for (int k = 0; k < kLaneValues; ++k) x[k] = lane + 32 * k < d ? from[lane + 32 * k] : 0.0f;
+}
+__device__ __forceinline__ void store_head(float* to, const float (&x)[kLaneValues], int d) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < kLaneValues; ++k)
+    if (lane + 32 * k < d) to[lane + 32 * k] = x[k];
+}
+__device__ __forceinline__ void store_kv(uint8_t* to, const float (&x)[kLaneValues], int d, DType type) {
+  const int lane = threadIdx.x % 32;
+  if (type == DType::F32) {
+    store_head(reinterpret_cast<float*>(to), x, d);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kLaneValues; ++k) {
+      const uint16_t bits = type == DType::BF16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x[k]))
+                                                : __half_as_ushort(__float2half_rn(x[k]));
+      if (lane + 32 * k < d) reinterpret_cast<uint16_t*>(to)[lane + 32 * k] = bits;
+    }
   }
-  __syncwarp();
 }
 
-__device__ void store_kv(uint8_t* to, const float* from, int d, DType type) {
-  for (int i = threadIdx.x % 32; i < d; i += 32) {
-    if (type == DType::F32) reinterpret_cast<float*>(to)[i] = from[i];
-    if (type == DType::BF16) reinterpret_cast<__nv_bfloat16*>(to)[i] = __float2bfloat16_rn(from[i]);
-    if (type == DType::F16) reinterpret_cast<__half*>(to)[i] = __float2half_rn(from[i]);
-  }
-}
+enum class Head { Query, Key, IndexQuery, IndexKey };
 
+// d_rope = 64·kTurns: both elements of a rotated pair are a lane's own.
+template <int kTurns>
 __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_constant__ WriteArgs a) {
-  extern __shared__ float shared[];
   pdl_launch();
   const int64_t t = blockIdx.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int head = static_cast<int>(blockIdx.y) * kWarps + warp;
-  float* x = shared + warp * max(a.d_head, a.d_index);
+  int h = static_cast<int>(blockIdx.y) * kWarps + warp;
+  // Before the wait: weights, what a step's rows are (copies write that, and the end of a step), and all that follows from
+  // these. Of a kernel of one row this is the longer part.
   const Segment segment = a.batch.segments[a.batch.segment_of[t]];
   const int p = a.batch.positions[t];
-  pdl_wait();  // not for what a step's rows are: copies write that, and the end of a step
-  if (segment.role == Role::Pad) return;
-
-  int h = head;
-  if (h < a.n_heads) {
-    float* q = a.q_gate + t * a.q_stride + h * 2 * a.d_head;
-    norm_rope(x, q, a.norm_q, a.d_head, a.d_rope, a.frequency, p, a.eps);
-    for (int i = lane; i < a.d_head; i += 32) q[i] = x[i];
-    return;
-  }
-  h -= a.n_heads;
   const int32_t* pages = a.batch.page_tables + segment.page_table;
-  if (h < a.n_kv) {
-    float* k = a.k + t * a.k_stride + h * a.d_head;
-    norm_rope(x, k, a.norm_k, a.d_head, a.d_rope, a.frequency, p, a.eps);
-    for (int i = lane; i < a.d_head; i += 32) k[i] = x[i];
-    const int at = p + a.shift;
-    const int64_t row = (int64_t{pages[at / kPageTokens]} * a.n_kv + h) * kPageTokens + at % kPageTokens;
-    const int64_t entry = row * a.d_head * a.kv_bytes;
-    store_kv(a.pages_k + entry, x, a.d_head, a.kv);
-    store_kv(a.pages_v + entry, a.v + t * a.v_stride + h * a.d_head, a.d_head, a.kv);
-    return;
-  }
-  h -= a.n_kv;
-  if (h < a.index_heads) {
-    float* qi = a.qi + t * a.qi_stride + h * a.d_index;
-    norm_rope(x, qi, a.norm_qi, a.d_index, a.d_rope, a.frequency, p, a.eps);
-    for (int i = lane; i < a.d_index; i += 32) qi[i] = x[i];
-    return;
-  }
-  h -= a.index_heads;
-  if (h > 0 || p % kBlockTokens != kBlockTokens - 1) return;
-  // The block's four raw keys: rows of this segment, or what earlier steps left in the ring.
-  const float* raw[kBlockTokens];
+  Head head;
+  int d = a.d_head, turn = p;  // its width; the position by which it turns
+  const float *norm, *from;
+  float* to;
+  uint8_t *page_k = nullptr, *page_v = nullptr;
+  const float* raw[kBlockTokens - 1] = {};  // index keys of the block before p's: rows of this segment, or of the ring
+  bool used = segment.role != Role::Pad;
+  if (h < a.n_heads) {
+    head = Head::Query;
+    norm = a.norm_q;
+    from = to = a.q_gate + t * a.q_stride + h * 2 * a.d_head;
+  } else if ((h -= a.n_heads) < a.n_kv) {
+    head = Head::Key;
+    norm = a.norm_k;
+    from = to = a.k + t * a.k_stride + h * a.d_head;
+    if (used) {
+      const int at = p + a.shift;
+      const int64_t row = (int64_t{pages[at / kPageTokens]} * a.n_kv + h) * kPageTokens + at % kPageTokens;
+      page_k = a.pages_k + row * a.d_head * a.kv_bytes;
+      page_v = a.pages_v + row * a.d_head * a.kv_bytes;
+    }
+  } else if ((h -= a.n_kv) < a.index_heads) {
+    head = Head::IndexQuery;
+    d = a.d_index;
+    norm = a.norm_qi;
+    from = to = a.qi + t * a.qi_stride + h * a.d_index;
+  } else {
+    head = Head::IndexKey;
+    d = a.d_index;
+    norm = a.norm_ki;
+    from = a.ki + t * a.ki_stride;
+    to = nullptr;
+    turn = p - (kBlockTokens - 1);
+    used = used && h == a.index_heads && p % kBlockTokens == kBlockTokens - 1;
+    if (used) {
+      const int block = p / kBlockTokens + a.shift;
+      to = a.pooled + (int64_t{pages[block / kPageBlocks]} * kPageBlocks + block % kPageBlocks) * a.d_index;
 #pragma unroll
-  for (int j = 0; j < kBlockTokens; ++j) {
-    const int at = p - (kBlockTokens - 1) + j, row = segment.row + at - segment.position;
-    raw[j] = at >= segment.position
-                 ? a.ki + row * a.ki_stride
-                 : a.ring + (int64_t{segment.slot} * kConvRing + at % kConvRing) * a.d_index;
+      for (int j = 0; j < kBlockTokens - 1; ++j) {
+        const int at = turn + j, row = segment.row + at - segment.position;
+        raw[j] = at >= segment.position
+                     ? a.ki + row * a.ki_stride
+                     : a.ring + (int64_t{segment.slot} * kConvRing + at % kConvRing) * a.d_index;
+      }
+    }
   }
-  for (int i = lane; i < a.d_index; i += 32)
-    x[i] = (((raw[0][i] + raw[1][i]) + raw[2][i]) + raw[3][i]) * 0.25f;
-  __syncwarp();
-  const int block = p / kBlockTokens + a.shift;
-  float* pooled =
-      a.pooled + (int64_t{pages[block / kPageBlocks]} * kPageBlocks + block % kPageBlocks) * a.d_index;
-  norm_rope(x, x, a.norm_ki, a.d_index, a.d_rope, a.frequency, p - (kBlockTokens - 1), a.eps);
-  for (int i = lane; i < a.d_index; i += 32) pooled[i] = x[i];
+  float w[kLaneValues], c[kTurns], s[kTurns];
+  load_head(w, norm, d);
+#pragma unroll
+  for (int j = 0; j < kTurns; ++j) {
+    sincosf(scalar::rope_angle(turn, a.frequency[lane + 32 * j]), &s[j], &c[j]);
+    asm volatile("" : "+f"(s[j]), "+f"(c[j]));  // or the compiler moves the last part of them behind the wait
+  }
+  pdl_wait();
+  if (!used) return;
+
+  float x[kLaneValues], v[kLaneValues];
+  load_head(x, from, d);
+  if (head == Head::Key) load_head(v, a.v + t * a.v_stride + h * a.d_head, d);
+  if (head == Head::IndexKey) {
+    float before[kBlockTokens - 1][kLaneValues];
+#pragma unroll
+    for (int j = 0; j < kBlockTokens - 1; ++j) load_head(before[j], raw[j], d);
+#pragma unroll
+    for (int k = 0; k < kLaneValues; ++k)
+      x[k] = (((before[0][k] + before[1][k]) + before[2][k]) + x[k]) * 0.25f;
+  }
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < kLaneValues; ++k) sum = fmaf(x[k], x[k], sum);
+  const float r = rsqrtf(warp_sum(sum) / static_cast<float>(d) + a.eps);
+#pragma unroll
+  for (int k = 0; k < kLaneValues; ++k) x[k] = x[k] * r * (1.0f + w[k]);
+#pragma unroll
+  for (int j = 0; j < kTurns; ++j) {
+    const float left = x[j], right = x[j + kTurns];
+    x[j] = left * c[j] - right * s[j];
+    x[j + kTurns] = right * c[j] + left * s[j];
+  }
+  store_head(to, x, d);
+  if (head == Head::Key) {
+    store_kv(page_k, x, d, a.kv);
+    store_kv(page_v, v, d, a.kv);
+  }
 }
 
 // Block (segment, j): the raw key of its row j from the end.
@@ -133,7 +173,9 @@ __global__ void qsa_ring_kernel(float* ring, const float* ki, int64_t ki_stride,
 void qsa_write(Stream& s, Tensor q_gate, Tensor k, Tensor v, Tensor qi, Tensor ki, const QsaShape& shape,
                const QsaNorms& norms, const QsaCache& cache, const BatchView& batch, float eps) {
   WriteArgs a{};
-  QUERN_CHECK(shape.d_rope / 2 <= kMaxHalf, "qsa_write: d_rope is at most 128");
+  QUERN_CHECK((shape.d_rope == 64 || shape.d_rope == 128) &&
+                  std::max(shape.d_head, shape.d_index) <= 32 * kLaneValues,
+              "qsa_write on CUDA: d_rope is 64 or 128, heads are at most 256 wide");
   a.q_gate = q_gate.as<float>();
   a.k = k.as<float>();
   a.v = v.as<float>();
@@ -167,9 +209,8 @@ void qsa_write(Stream& s, Tensor q_gate, Tensor k, Tensor v, Tensor qi, Tensor k
   a.kv_bytes = dtype_info(cache.k.dtype).bytes;
   a.eps = eps;
   const int heads = shape.n_heads + shape.n_kv + shape.index_heads + 1;
-  const size_t shared = sizeof(float) * kWarps * static_cast<size_t>(std::max(shape.d_head, shape.d_index));
-  launch(s, qsa_write_kernel, dim3(static_cast<unsigned>(batch.n_rows), blocks(heads, kWarps)), 32 * kWarps,
-         shared, 1, a);
+  launch(s, shape.d_rope == 64 ? qsa_write_kernel<1> : qsa_write_kernel<2>,
+         dim3(static_cast<unsigned>(batch.n_rows), blocks(heads, kWarps)), 32 * kWarps, 0, 1, a);
   launch(s, qsa_ring_kernel, dim3(static_cast<unsigned>(batch.n_segments), kConvRing), 128, 0, 1,
          cache.ring.as<float>(), ki.as<float>(), ki.row_stride, batch, shape.d_index);
 }
