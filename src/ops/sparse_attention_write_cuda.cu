@@ -1,6 +1,11 @@
 // qsa_write: one warp a head, whose elements it keeps in registers. A row has n_heads query heads, n_kv key heads (each
-// warp stores its value head too), index_heads index queries and one index key. The ring of raw index keys is written by
-// a kernel of its own: a long segment's newest keys take the places its first rows still read.
+// warp stores its value head too), index_heads index queries and one index key.
+//
+// The ring of raw index keys. A decode row's own index key is written by the warp that has it: what a launch reads of the
+// ring are positions before a segment's first, at most kBlockTokens - 1 back, and what it writes are the segment's at most
+// kMaxDrafts + 1, so both lie among kBlockTokens + kMaxDrafts consecutive positions, which the ring holds in places of their
+// own; and a slot is of one segment. A prompt's segment may be longer and its newest keys take the places that its first
+// rows still read: a kernel behind this one writes them.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -57,6 +62,8 @@ __device__ __forceinline__ void store_kv(uint8_t* to, const float (&x)[kLaneValu
   }
 }
 
+static_assert(kBlockTokens + kMaxDrafts <= kConvRing);
+
 enum class Head { Query, Key, IndexQuery, IndexKey };
 
 // d_rope = 64·kTurns: both elements of a rotated pair are a lane's own.
@@ -76,7 +83,9 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
   const float *norm, *from;
   float* to;
   uint8_t *page_k = nullptr, *page_v = nullptr;
-  const float* raw[kBlockTokens - 1] = {};  // index keys of the block before p's: rows of this segment, or of the ring
+  // An index key's: whether it completes its block, and where the block's others are (in this segment, or in the ring).
+  bool completes = false;
+  const float* raw[kBlockTokens - 1] = {};
   bool used = segment.role != Role::Pad;
   if (h < a.n_heads) {
     head = Head::Query;
@@ -104,8 +113,9 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
     from = a.ki + t * a.ki_stride;
     to = nullptr;
     turn = p - (kBlockTokens - 1);
-    used = used && h == a.index_heads && p % kBlockTokens == kBlockTokens - 1;
-    if (used) {
+    completes = p % kBlockTokens == kBlockTokens - 1;
+    used = used && h == a.index_heads && (completes || segment.role == Role::Decode);
+    if (used && completes) {
       const int block = p / kBlockTokens + a.shift;
       to = a.pooled + (int64_t{pages[block / kPageBlocks]} * kPageBlocks + block % kPageBlocks) * a.d_index;
 #pragma unroll
@@ -131,9 +141,14 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
   load_head(x, from, d);
   if (head == Head::Key) load_head(v, a.v + t * a.v_stride + h * a.d_head, d);
   if (head == Head::IndexKey) {
-    float before[kBlockTokens - 1][kLaneValues];
+    float before[kBlockTokens - 1][kLaneValues] = {};
+    if (completes) {
 #pragma unroll
-    for (int j = 0; j < kBlockTokens - 1; ++j) load_head(before[j], raw[j], d);
+      for (int j = 0; j < kBlockTokens - 1; ++j) load_head(before[j], raw[j], d);
+    }
+    if (segment.role == Role::Decode)
+      store_head(a.ring + (int64_t{segment.slot} * kConvRing + p % kConvRing) * d, x, d);
+    if (!completes) return;
 #pragma unroll
     for (int k = 0; k < kLaneValues; ++k)
       x[k] = (((before[0][k] + before[1][k]) + before[2][k]) + x[k]) * 0.25f;
@@ -157,13 +172,13 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
   }
 }
 
-// Block (segment, j): the raw key of its row j from the end.
+// Block (segment, j): the raw key of its row j from the end, of a prompt's segment.
 __global__ void qsa_ring_kernel(float* ring, const float* ki, int64_t ki_stride, BatchView batch, int d) {
   pdl_launch();
   const Segment segment = batch.segments[blockIdx.x];
   pdl_wait();
   const int r = segment.n_rows - 1 - static_cast<int>(blockIdx.y);
-  if (segment.role == Role::Pad || r < 0) return;
+  if (segment.role != Role::Prefill || r < 0) return;
   float* to = ring + (int64_t{segment.slot} * kConvRing + (segment.position + r) % kConvRing) * d;
   for (int i = threadIdx.x; i < d; i += blockDim.x) to[i] = ki[(segment.row + r) * ki_stride + i];
 }
@@ -211,8 +226,10 @@ void qsa_write(Stream& s, Tensor q_gate, Tensor k, Tensor v, Tensor qi, Tensor k
   const int heads = shape.n_heads + shape.n_kv + shape.index_heads + 1;
   launch(s, shape.d_rope == 64 ? qsa_write_kernel<1> : qsa_write_kernel<2>,
          dim3(static_cast<unsigned>(batch.n_rows), blocks(heads, kWarps)), 32 * kWarps, 0, 1, a);
-  launch(s, qsa_ring_kernel, dim3(static_cast<unsigned>(batch.n_segments), kConvRing), 128, 0, 1,
-         cache.ring.as<float>(), ki.as<float>(), ki.row_stride, batch, shape.d_index);
+  if (batch.n_rows > batch.n_decode_rows) {
+    launch(s, qsa_ring_kernel, dim3(static_cast<unsigned>(batch.n_segments), kConvRing), 128, 0, 1,
+           cache.ring.as<float>(), ki.as<float>(), ki.row_stride, batch, shape.d_index);
+  }
 }
 
 }  // namespace quern::cuda

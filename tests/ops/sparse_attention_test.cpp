@@ -348,6 +348,37 @@ TEST_P(SparseAttentionTest, a_batch_equals_each_alone) {
   EXPECT_EQ(difference(all.y, one.y), "");
 }
 
+// Decode rows read the ring's newest keys and write their own in one go; those never share a place.
+TEST_P(SparseAttentionTest, a_decode_segment_anywhere_leaves_the_ring_and_pooled_keys_of_a_prompt) {
+  Machine m(GetParam());
+  Random random(12);
+  const Case c = make(random, kTiny, 48);
+  Runner prompt(m, c, 1, 1, DType::BF16);
+  prompt.step({part(48, 0, {0})});
+  const std::vector<float> whole = m.read(prompt.cache.pooled);
+  for (int64_t n = 1; n <= kMaxDrafts + 1; ++n)
+    for (int64_t first = 20; first < 20 + kConvRing; ++first) {
+      Runner r(m, c, 1, 1, DType::BF16);
+      r.step({part(first, 0, {0})});
+      r.step({part(n, first, {0}, 0, Role::Decode)});
+      const std::vector<float> ring = m.read(r.cache.ring), pooled = m.read(r.cache.pooled);
+      for (int64_t p = first + n - kConvRing; p < first + n; ++p) {
+        const auto got = ring.begin() + p % kConvRing * 128;
+        const auto want = c.ki.begin() + p * 128;
+        ASSERT_EQ(difference(std::vector<float>(got, got + 128), std::vector<float>(want, want + 128)), "")
+            << "ring of position " << p << ", " << n << " rows from " << first;
+      }
+      const int64_t blocks = (first + n) / kBlockTokens;
+      ASSERT_EQ(difference(std::vector<float>(pooled.begin(), pooled.begin() + blocks * 128),
+                           std::vector<float>(whole.begin(), whole.begin() + blocks * 128)),
+                "")
+          << "pooled keys, " << n << " rows from " << first;
+      if (blocks < kPageBlocks) {
+        EXPECT_TRUE(std::isnan(pooled[static_cast<size_t>(blocks * 128)])) << "a block that is not complete";
+      }
+    }
+}
+
 TEST_P(SparseAttentionTest, dropped_drafts_leave_no_trace) {
   Machine m(GetParam());
   Random random(8);
