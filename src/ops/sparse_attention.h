@@ -21,6 +21,7 @@
 //   o = softmax(q·k / sqrt(d_head)) v        y = o ⊙ sigmoid(gate)
 //   The list is cut by rank into runs of kRunTokens entries, merged left to right (online softmax), so a
 //   row's result depends on its list only.
+//   The selection is qsa_select's of the same rows: counts follow from positions and are not read on CUDA.
 //
 //   q: [T, n_heads, d_head] and gate likewise are views into q_proj's rows [q | gate] per head: `q_gate` [T,
 //   n_heads·2·d_head] k, v: [T, n_kv·d_head]      qi: [T, index_heads·d_index]      ki: [T, d_index]      y:

@@ -29,47 +29,44 @@ struct AttendArgs {
   float* y;
   const float* q_gate;
   const uint8_t *k, *v;
-  const int32_t *blocks, *counts;
+  const int32_t* blocks;
   int64_t y_stride, q_stride, block_stride;
   BatchView batch;
   int n_kv, group, d, budget, shift;
   float scale;
 };
 
-// Where a row stands: known before its blocks are chosen.
-struct KeyPlace {
-  const int32_t* pages;
-  int visible;
-  bool pad;
-
-  __device__ __forceinline__ KeyPlace(const AttendArgs& a, int64_t t) {
-    const Segment& segment = a.batch.segments[a.batch.segment_of[t]];
-    pages = a.batch.page_tables + segment.page_table;
-    visible = a.batch.positions[t] + 1;
-    pad = segment.role == Role::Pad;
-  }
-};
-// The list of a row's keys.
+// The list of a row's keys. All but which blocks are chosen follows from where the row stands, which is known before the
+// choice: counts[t] is min(complete blocks, budget) (qsa_select).
 struct KeyList {
   const int32_t* blocks;
   const int32_t* pages;
   int shift, n_blocks, tail, size;  // tail: position of the first key after the last complete block
+  int end;                          // entries of the pages at or beyond it are not the row's
+  bool chosen;                      // the blocks are not simply all of them (else `blocks` is not read)
 
-  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t) : KeyList(a, t, KeyPlace(a, t)) {}
-  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t, const KeyPlace& place) {
+  __device__ __forceinline__ KeyList(const AttendArgs& a, int64_t t) {
+    const Segment& segment = a.batch.segments[a.batch.segment_of[t]];
+    const int visible = segment.role == Role::Pad ? 0 : a.batch.positions[t] + 1;
+    const int complete = visible / kBlockTokens;
     blocks = a.blocks + t * a.block_stride;
-    pages = place.pages;
+    pages = a.batch.page_tables + segment.page_table;
     shift = a.shift;
-    n_blocks = a.counts[t];
-    tail = place.visible / kBlockTokens * kBlockTokens;
-    size = place.pad ? 0 : n_blocks * kBlockTokens + place.visible - tail;
+    n_blocks = min(complete, a.budget);
+    tail = complete * kBlockTokens;
+    size = n_blocks * kBlockTokens + visible - tail;
+    end = visible + shift;
+    chosen = complete > a.budget;
+  }
+  // Where entry i of the list lies in the pages.
+  __device__ __forceinline__ int entry(int i) const {
+    const int b = i / kBlockTokens;
+    if (b >= n_blocks) return tail + i - n_blocks * kBlockTokens + shift;
+    return (chosen ? blocks[b] : b) * kBlockTokens + i % kBlockTokens + shift;
   }
   // Row of K or V (a row is d elements) of entry i for one kv head.
   __device__ __forceinline__ int64_t row(int i, int kv, int n_kv) const {
-    const int position = i < n_blocks * kBlockTokens
-                             ? blocks[i / kBlockTokens] * kBlockTokens + i % kBlockTokens
-                             : tail + i - n_blocks * kBlockTokens;
-    const int at = position + shift;
+    const int at = entry(i);
     return (int64_t{pages[at / kPageTokens]} * n_kv + kv) * kPageTokens + at % kPageTokens;
   }
 };
@@ -234,13 +231,13 @@ struct RunShared {
   __nv_bfloat16 k[kRunTokens][kPitch], v[kRunTokens][kPitch];
   __nv_bfloat16 q[2][16][kPitch], p[2][16][kPPitch];
   float s[16][kSPitch];
-  int64_t rows[kRunTokens];
 };
 
-__device__ __forceinline__ void fetch_tile(__nv_bfloat16 (*to)[kPitch], const uint8_t* from,
-                                           const int64_t* rows, int n);
-
-// Block (run, kv head, row): one run of a decode row.
+// Block (run, kv head, row): one run of a decode row. Warp w fetches and multiplies keys 16w … 16w + 15.
+//
+// From the choice to the first key there are two steps, the block's number and the key: where the list ends follows from
+// the row's position, and the row's page table lies in shared memory by then. Where all blocks are chosen, keys and values
+// are fetched before the choice has ended.
 __global__ void __launch_bounds__(kTileThreads)
     qsa_run_tile_kernel(const __grid_constant__ AttendArgs a, float* part_o, float* part_ml,
                         int64_t first_row, int max_runs) {
@@ -249,8 +246,20 @@ __global__ void __launch_bounds__(kTileThreads)
   const int run = static_cast<int>(blockIdx.x), kv = static_cast<int>(blockIdx.y);
   const int64_t t = first_row + blockIdx.z;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, c = lane % 4;
-  // The choice starts this kernel after its own wait, so queries and positions are there.
-  const KeyPlace place(a, t);
+  // The choice starts this kernel after its own wait, so queries, positions, keys and values are there.
+  const KeyList list(a, t);
+  const int n = min(kRunTokens, list.size - run * kRunTokens);
+  if (n <= 0) {
+    pdl_wait();
+    return;
+  }
+  int32_t* table = reinterpret_cast<int32_t*>(sh.v);  // of pages, until values come
+  constexpr int kTablePages = sizeof(sh.v) / sizeof(int32_t);
+  if (list.chosen) {
+    const int n_pages = min((list.end + kPageTokens - 1) / kPageTokens, kTablePages);
+#pragma unroll 4
+    for (int i = tid; i < n_pages; i += kTileThreads) table[i] = list.pages[i];
+  }
   const float* q = a.q_gate + t * a.q_stride + kv * a.group * 2 * kWidth;
   for (int i = tid; i < 16 * kWidth / 4; i += kTileThreads) {
     const int head = i / (kWidth / 4), dim = i % (kWidth / 4) * 4;
@@ -260,17 +269,36 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
     for (int e = 0; e < 4; ++e) split_bf16(v[e], sh.q[0][head][dim + e], sh.q[1][head][dim + e]);
   }
-  pdl_wait();
-  pdl_launch();  // after the wait: the merge may read the choice before its own
-  const KeyList list(a, t, place);
-  const int n = min(kRunTokens, list.size - run * kRunTokens);
-  if (n <= 0) return;
-  if (tid < n) sh.rows[tid] = list.row(run * kRunTokens + tid, kv, a.n_kv);
   __syncthreads();
-  fetch_tile(sh.k, a.k, sh.rows, n);
-  fetch_tile(sh.v, a.v, sh.rows, n);
+  if (list.chosen) {
+    pdl_wait();
+    pdl_launch();  // after the wait: the merge reads queries and positions before its own
+  }
+  // A lane finds the row of its key; 32 bits count the rows, 512 bytes each, of any memory.
+  int row = 0;
+  if (const int j = 16 * warp + lane % 16; j < n) {
+    const int at = list.entry(run * kRunTokens + j), page = at / kPageTokens;
+    const int id = list.chosen && page < kTablePages ? table[page] : list.pages[page];
+    row = (id * a.n_kv + kv) * kPageTokens + at % kPageTokens;
+  }
+  const auto fetch = [&](__nv_bfloat16(*to)[kPitch], const uint8_t* from) {
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+      const int j = 16 * warp + r;
+      const int64_t at = int64_t{__shfl_sync(0xffffffffu, row, r)} * kWidth + 8 * lane;
+      cp_async16(&to[j][8 * lane], reinterpret_cast<const __nv_bfloat16*>(from) + at, j < n);
+    }
+    cp_async_commit();
+  };
+  fetch(sh.k, a.k);
+  __syncthreads();  // every warp has done with the table
+  fetch(sh.v, a.v);
+  if (!list.chosen) {
+    pdl_wait();
+    pdl_launch();
+  }
   cp_async_wait<1>();
-  __syncthreads();
+  __syncwarp();  // its keys are this warp's own copies
   // Scores of keys 16·warp … 16·warp + 15.
   float s[2][4] = {};
 #pragma unroll 4
@@ -497,7 +525,6 @@ void qsa_attend(Stream& s, Tensor y, Tensor q_gate, const Selection& selection, 
   a.k = reinterpret_cast<const uint8_t*>(cache.k.data);
   a.v = reinterpret_cast<const uint8_t*>(cache.v.data);
   a.blocks = selection.blocks.as<int32_t>();
-  a.counts = selection.counts.as<int32_t>();
   a.y_stride = y.row_stride;
   a.q_stride = q_gate.row_stride;
   a.block_stride = selection.blocks.row_stride;
