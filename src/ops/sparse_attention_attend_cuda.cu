@@ -300,7 +300,9 @@ __global__ void __launch_bounds__(kTileThreads)
   cp_async_wait<1>();
   __syncwarp();  // its keys are this warp's own copies
   // Scores of keys 16·warp … 16·warp + 15.
-  float s[2][4] = {};
+  // Sums of the queries' two parts, and of even and odd steps, run beside each other: a product waits for the one before it
+  // of its sum, some 30 cycles.
+  float part[2][2][2][4] = {};  // [step % 2][high, low][tile]
 #pragma unroll 4
   for (int step = 0; step < kWidth / 16; ++step) {
     uint32_t b[4], high[4], low[4];
@@ -309,15 +311,19 @@ __global__ void __launch_bounds__(kTileThreads)
     ldmatrix4(low, &sh.q[1][lane % 16][16 * step + lane / 16 * 8]);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      mma_bf16(s[tile], high[0], high[1], high[2], high[3], b[2 * tile], b[2 * tile + 1]);
-      mma_bf16(s[tile], low[0], low[1], low[2], low[3], b[2 * tile], b[2 * tile + 1]);
+      auto& sum = part[step % 2];
+      mma_bf16(sum[0][tile], high[0], high[1], high[2], high[3], b[2 * tile], b[2 * tile + 1]);
+      mma_bf16(sum[1][tile], low[0], low[1], low[2], low[3], b[2 * tile], b[2 * tile + 1]);
     }
   }
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      sh.s[g + 8 * (i / 2)][16 * warp + 8 * tile + 2 * c + i % 2] = s[tile][i] * a.scale;
+    for (int i = 0; i < 4; ++i) {
+      const float dot =
+          (part[0][0][tile][i] + part[1][0][tile][i]) + (part[0][1][tile][i] + part[1][1][tile][i]);
+      sh.s[g + 8 * (i / 2)][16 * warp + 8 * tile + 2 * c + i % 2] = dot * a.scale;
+    }
   __syncthreads();
   const int64_t head0 = ((blockIdx.z * max_runs + run) * int64_t{a.n_kv} + kv) * a.group;
 #pragma unroll
