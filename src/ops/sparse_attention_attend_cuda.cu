@@ -159,58 +159,73 @@ __global__ void __launch_bounds__(kRunThreads)
 
 // Block (query head, row). Four groups of threads take every fourth run, four dimensions a thread.
 constexpr int kMergeThreads = 256, kMergeGroups = 4;
+constexpr int kMergeAhead = 9;  // a group's values on their way at once: all, with the release's budget
 
 __global__ void __launch_bounds__(kMergeThreads)
     qsa_merge_kernel(const __grid_constant__ AttendArgs a, const float* part_o, const float* part_ml,
                      int64_t first_row, int max_runs) {
   extern __shared__ float4 shared4[];
-  float* m_of = reinterpret_cast<float*>(shared4);  // [max_runs], then the factors of the runs
-  float* l_of = m_of + max_runs;
+  float2* fl = reinterpret_cast<float2*>(shared4);  // [max_runs], a run's factor and sum
   __shared__ float4 part[kMergeGroups][kMaxWidth / 4];
   pdl_launch();
-  // The runs' kernel starts this one after its own wait, so the choice and the gate are there.
+  // The runs' kernel starts this one after its own wait, so the gate is there.
   const int64_t t = first_row + blockIdx.y;
   const int head = static_cast<int>(blockIdx.x), n_heads = static_cast<int>(gridDim.x),
             tid = static_cast<int>(threadIdx.x);
   const KeyList list(a, t);
   const int runs = (list.size + kRunTokens - 1) / kRunTokens;
-  const float gate = tid < a.d ? a.q_gate[t * a.q_stride + head * 2 * a.d + a.d + tid] : 0.0f;
-  pdl_wait();
+  const float gate =
+      tid < a.d ? scalar::sigmoid(a.q_gate[t * a.q_stride + head * 2 * a.d + a.d + tid]) : 0.0f;
   const int64_t at0 = blockIdx.y * int64_t{max_runs} * n_heads + head;
-  for (int r = tid; r < runs; r += kMergeThreads) {
-    const float2 ml = *reinterpret_cast<const float2*>(part_ml + (at0 + int64_t{r} * n_heads) * 2);
-    m_of[r] = ml.x;
-    l_of[r] = ml.y;
-  }
-  __syncthreads();
-  float top = -INFINITY;
-  for (int r = 0; r < runs; ++r) top = fmaxf(top, m_of[r]);
-  __syncthreads();
-  for (int r = tid; r < runs; r += kMergeThreads) m_of[r] = expf(m_of[r] - top);
-  __syncthreads();
+  const auto max_and_sum = [&](int r) {
+    return *reinterpret_cast<const float2*>(part_ml + (at0 + int64_t{r} * n_heads) * 2);
+  };
   const int group = tid / (kMergeThreads / kMergeGroups), column = tid % (kMergeThreads / kMergeGroups);
-  float4 o = make_float4(0, 0, 0, 0);
-  if (4 * column < a.d) {
-#pragma unroll 9
-    for (int r = group; r < runs; r += kMergeGroups) {
-      const float4 v =
-          *reinterpret_cast<const float4*>(part_o + (at0 + int64_t{r} * n_heads) * a.d + 4 * column);
-      const float f = m_of[r];
-      o.x = fmaf(v.x, f, o.x);
-      o.y = fmaf(v.y, f, o.y);
-      o.z = fmaf(v.z, f, o.z);
-      o.w = fmaf(v.w, f, o.w);
-    }
-    part[group][column] = o;
+  const auto values = [&](int r) {
+    return *reinterpret_cast<const float4*>(part_o + (at0 + int64_t{r} * n_heads) * a.d + 4 * column);
+  };
+  pdl_wait();
+  // The first values, and every warp for itself the largest of the maxima: one load's time.
+  const int mine = 4 * column < a.d ? runs : 0;
+  float4 v[kMergeAhead];
+#pragma unroll
+  for (int i = 0; i < kMergeAhead; ++i)
+    if (const int r = group + i * kMergeGroups; r < mine) v[i] = values(r);
+  const int lane = tid % 32;
+  const float m0 = lane < runs ? max_and_sum(lane).x : -INFINITY,
+              m1 = lane + 32 < runs ? max_and_sum(lane + 32).x : -INFINITY;
+  float top = fmaxf(m0, m1);
+#pragma unroll 1
+  for (int r = lane + 64; r < runs; r += 32) top = fmaxf(top, max_and_sum(r).x);
+  top = warp_max(top);
+#pragma unroll 1
+  for (int r = tid; r < runs; r += kMergeThreads) {
+    const float2 ml = max_and_sum(r);
+    fl[r] = make_float2(expf(ml.x - top), ml.y);
   }
+  __syncthreads();
+  float4 o = make_float4(0, 0, 0, 0);
+  const auto add = [&](const float4& value, float f) {
+    o.x = fmaf(value.x, f, o.x);
+    o.y = fmaf(value.y, f, o.y);
+    o.z = fmaf(value.z, f, o.z);
+    o.w = fmaf(value.w, f, o.w);
+  };
+#pragma unroll
+  for (int i = 0; i < kMergeAhead; ++i)
+    if (const int r = group + i * kMergeGroups; r < mine) add(v[i], fl[r].x);
+#pragma unroll 1
+  for (int r = group + kMergeAhead * kMergeGroups; r < mine; r += kMergeGroups) add(values(r), fl[r].x);
+  if (4 * column < a.d) part[group][column] = o;
   float l = 0;
-  for (int r = 0; r < runs; ++r) l = fmaf(l_of[r], m_of[r], l);
+#pragma unroll 8
+  for (int r = 0; r < runs; ++r) l = fmaf(fl[r].y, fl[r].x, l);
   __syncthreads();
   if (tid >= a.d) return;
   float sum = 0;
 #pragma unroll
   for (int q = 0; q < kMergeGroups; ++q) sum += reinterpret_cast<const float*>(part[q])[tid];
-  a.y[t * a.y_stride + head * a.d + tid] = list.size > 0 ? sum / l * scalar::sigmoid(gate) : 0.0f;
+  a.y[t * a.y_stride + head * a.d + tid] = list.size > 0 ? sum / l * gate : 0.0f;
 }
 
 // ---- runs on tensor cores ----
