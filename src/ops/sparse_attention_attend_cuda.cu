@@ -167,7 +167,6 @@ __global__ void __launch_bounds__(kMergeThreads)
   extern __shared__ float4 shared4[];
   float2* fl = reinterpret_cast<float2*>(shared4);  // [max_runs], a run's factor and sum
   __shared__ float4 part[kMergeGroups][kMaxWidth / 4];
-  pdl_launch();
   // The runs' kernel starts this one after its own wait, so the gate is there.
   const int64_t t = first_row + blockIdx.y;
   const int head = static_cast<int>(blockIdx.x), n_heads = static_cast<int>(gridDim.x),
@@ -185,6 +184,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     return *reinterpret_cast<const float4*>(part_o + (at0 + int64_t{r} * n_heads) * a.d + 4 * column);
   };
   pdl_wait();
+  pdl_launch();  // after the wait: the product that follows streams weights, which keys and values go before
   // The first values, and every warp for itself the largest of the maxima: one load's time.
   const int mine = 4 * column < a.d ? runs : 0;
   float4 v[kMergeAhead];
