@@ -187,22 +187,28 @@ constexpr int kMaxStaged = 44 * 1024;  // scores kept in shared memory, where th
 struct Shared {
   int bins[kBins];
   float tied[kMaxTied];
-  float warp_max[kSelectWarps];
-  int warp_count[kSelectWarps], warp_ties[kSelectWarps];
+  uint32_t warp_top[kSelectWarps];
+  int warp_positive[kSelectWarps], warp_count[kSelectWarps], warp_ties[kSelectWarps];
   int n_tied, border_bin, above_border_bin;
   uint32_t border_bits;
   int take_ties;
   int total;
 };
 
+// The sum of the first `warps` of what every warp of the block has left in `of_warp`.
+__device__ __forceinline__ int sum_of_warps(const int* of_warp, int warps) {
+  static_assert(kSelectWarps == 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  return __reduce_add_sync(0xffffffffu, lane < warps ? of_warp[lane] : 0);
+}
+
+// The sum of v over the block, in every thread.
 __device__ __forceinline__ int block_count(int v, Shared& s) {
   v = __reduce_add_sync(0xffffffffu, v);
   __syncthreads();
   if (threadIdx.x % 32 == 0) s.warp_count[threadIdx.x / 32] = v;
   __syncthreads();
-  int sum = 0;
-  for (int w = 0; w < kSelectWarps; ++w) sum += s.warp_count[w];
-  return sum;
+  return sum_of_warps(s.warp_count, kSelectWarps);
 }
 
 // Block of threads t: row t's blocks, ascending.
@@ -215,9 +221,14 @@ __global__ void __launch_bounds__(kSelectThreads)
   float* staged = reinterpret_cast<float*>(&s + 1);
   const int64_t t = first_row + blockIdx.x;
   const int n = complete_blocks(batch, t);  // there before the wait, as in the scores
-  pdl_wait();
-  pdl_launch();  // after the wait: the attention may read queries and positions before its own
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
+  for (int i = tid; i < kBins; i += kSelectThreads) s.bins[i] = 0;
+  if (tid == 0) {
+    s.n_tied = 0;
+    s.border_bin = -1;  // stays where nothing is binned
+  }
+  pdl_wait();
+  pdl_launch();  // after the wait: the attention may read queries, keys and values before its own
   chosen += t * chosen_stride;
   if (tid == 0) counts[t] = min(n, budget);
   // Where all scores are numbers every entry is written again; a NaN must not leave one that is no block.
@@ -230,21 +241,31 @@ __global__ void __launch_bounds__(kSelectThreads)
   // 1. Largest score and number of positive ones.
   float top = 0;
   int positive = 0;
-  for (int i = tid; i < n; i += kSelectThreads) {
-    const float v = scores[i];
+  const auto stage = [&](int i, float v) {
     if (i < n_staged) staged[i] = v;
     top = fmaxf(top, v);
     positive += v > 0;
+  };
+  int next = 0;  // of a long context eight scores a thread at a time
+  constexpr int kAhead = 8;
+  for (; next + kAhead * kSelectThreads <= n; next += kAhead * kSelectThreads) {
+    float v[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) v[k] = scores[next + k * kSelectThreads + tid];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) stage(next + k * kSelectThreads + tid, v[k]);
   }
-  for (int i = tid; i < kBins; i += kSelectThreads) s.bins[i] = 0;
-  if (tid == 0) {
-    s.n_tied = 0;
-    s.border_bin = -1;  // stays where nothing is binned
+  for (int i = next + tid; i < n; i += kSelectThreads) stage(i, scores[i]);
+  // `top` is no negative number, and those have the order of their bits.
+  const uint32_t warp_top = __reduce_max_sync(0xffffffffu, __float_as_uint(top));
+  const int warp_positive = __reduce_add_sync(0xffffffffu, positive);
+  if (lane == 0) {
+    s.warp_top[warp] = warp_top;
+    s.warp_positive[warp] = warp_positive;
   }
-  top = warp_max(top);
-  if (lane == 0) s.warp_max[warp] = top;
-  positive = block_count(positive, s);  // its barriers publish warp_max as well
-  for (int w = 0; w < kSelectWarps; ++w) top = fmaxf(top, s.warp_max[w]);
+  __syncthreads();
+  top = __uint_as_float(__reduce_max_sync(0xffffffffu, s.warp_top[lane]));
+  positive = sum_of_warps(s.warp_positive, kSelectWarps);
 
   float border = 0;
   int take = 0;  // how many of the scores equal to the border, lowest blocks first
@@ -274,8 +295,7 @@ __global__ void __launch_bounds__(kSelectThreads)
       }
       if (lane == 31) s.warp_count[warp] = before;
       __syncthreads();
-      before -= both;
-      for (int w = 0; w < warp; ++w) before += s.warp_count[w];
+      before += sum_of_warps(s.warp_count, warp) - both;
       if (before < budget && before + both >= budget) {
         const bool second = before + first < budget;
         s.border_bin = high - second;
@@ -326,11 +346,11 @@ __global__ void __launch_bounds__(kSelectThreads)
       int above = 0;
       for (int i = tid; i < n; i += kSelectThreads) above += at(i) > border;
       take = budget - block_count(above, s);
+      __syncthreads();  // warp_count is free again, as it is on the other ways here
     }
   }
 
   // 4. Warp w owns blocks [w·range, (w+1)·range).
-  __syncthreads();
   const int range = (n + kSelectThreads - 1) / kSelectThreads * 32;
   const int begin = min(warp * range, n), end = min(begin + range, n);
   int above = 0, equal = 0;
@@ -346,12 +366,8 @@ __global__ void __launch_bounds__(kSelectThreads)
     s.warp_ties[warp] = equal;
   }
   __syncthreads();
-  int ties_before = 0, written = 0;
-  for (int w = 0; w < warp; ++w) {
-    const int ties = min(s.warp_ties[w], max(take - ties_before, 0));
-    written += s.warp_count[w] + ties;
-    ties_before += s.warp_ties[w];
-  }
+  int ties_before = sum_of_warps(s.warp_ties, warp);  // the first `take` of them are written
+  int written = sum_of_warps(s.warp_count, warp) + min(ties_before, max(take, 0));
   for (int first = begin; first < end; first += 32) {
     const int i = first + lane;
     const float v = i < end ? at(i) : -1.0f;
