@@ -40,13 +40,18 @@ __global__ void __launch_bounds__(kScoreThreads)
     qsa_score_decode_kernel(float* scores, int64_t score_stride, const float* qi, int64_t qi_stride,
                             const float* pooled, BatchView batch, int budget, int shift) {
   // What a step's rows are is there before the wait (copies write it, and the end of a step), and of the keys all but those
-  // that this step completes: the first of each lane are on their way.
+  // that this step completes: these are on their way to the L2.
   const int64_t t = blockIdx.y;
   const int n = complete_blocks(batch, t);
   const int32_t* pages = batch.page_tables + batch.segments[batch.segment_of[t]].page_table;
   const int part = threadIdx.x % 8;
-  if (const int b = static_cast<int>(blockIdx.x * kScoreThreads + threadIdx.x) / 8; n > budget && b < n)
-    prefetch_l2(pooled_key(pooled, pages, b, shift) + 16 * part);
+  constexpr int kKeys = kScoreThreads / 8;
+  if (n > budget) {
+#pragma unroll 4
+    for (int b = static_cast<int>(blockIdx.x * kScoreThreads + threadIdx.x) / 8; b < n;
+         b += gridDim.x * kKeys)
+      prefetch_l2(pooled_key(pooled, pages, b, shift) + 16 * part);
+  }
   pdl_wait();
   pdl_launch();  // after the wait, as in the choice
   if (n <= budget) return;
@@ -64,25 +69,28 @@ __global__ void __launch_bounds__(kScoreThreads)
       q[h][i][3] = f.w;
     }
   const float scale = 1.0f / sqrtf(static_cast<float>(kIndexWidth));
-  constexpr int kKeys = kScoreThreads / 8;
-  for (int first = blockIdx.x * kKeys; first < n; first += gridDim.x * kKeys) {
+  const auto load = [&](float4(&k)[4], int b) {
+    if (b >= n) return;
+    const float* key = pooled_key(pooled, pages, b, shift);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) k[i] = *reinterpret_cast<const float4*>(key + 32 * i + 4 * part);
+  };
+  const int stride = static_cast<int>(gridDim.x) * kKeys;
+  float4 k[4] = {}, next[4] = {};
+  load(k, blockIdx.x * kKeys + static_cast<int>(threadIdx.x) / 8);
+  for (int first = blockIdx.x * kKeys; first < n; first += stride) {
     const int b = first + static_cast<int>(threadIdx.x) / 8;
+    load(next, b + stride);
     float dot[kIndexHeads] = {};
-    if (b < n) {
-      const float* key = pooled_key(pooled, pages, b, shift);
-      float4 k[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) k[i] = *reinterpret_cast<const float4*>(key + 32 * i + 4 * part);
+    for (int h = 0; h < kIndexHeads; ++h)
 #pragma unroll
-      for (int h = 0; h < kIndexHeads; ++h)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          dot[h] = fmaf(q[h][i][0], k[i].x, dot[h]);
-          dot[h] = fmaf(q[h][i][1], k[i].y, dot[h]);
-          dot[h] = fmaf(q[h][i][2], k[i].z, dot[h]);
-          dot[h] = fmaf(q[h][i][3], k[i].w, dot[h]);
-        }
-    }
+      for (int i = 0; i < 4; ++i) {
+        dot[h] = fmaf(q[h][i][0], k[i].x, dot[h]);
+        dot[h] = fmaf(q[h][i][1], k[i].y, dot[h]);
+        dot[h] = fmaf(q[h][i][2], k[i].z, dot[h]);
+        dot[h] = fmaf(q[h][i][3], k[i].w, dot[h]);
+      }
     float score = 0;
 #pragma unroll
     for (int h = 0; h < kIndexHeads; ++h) {
@@ -92,6 +100,8 @@ __global__ void __launch_bounds__(kScoreThreads)
       score += fmaxf(v, 0.0f);
     }
     if (part == 0 && b < n) scores[t * score_stride + b] = score * scale;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) k[i] = next[i];
   }
 }
 
