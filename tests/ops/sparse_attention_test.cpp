@@ -170,6 +170,33 @@ TEST_P(SparseAttentionTest, matches_double_precision) {
     }
 }
 
+// From contexts whose blocks are all taken to ones of three times the budget.
+TEST_P(SparseAttentionTest, decode_rows_match_double_precision) {
+  Machine m(GetParam());
+  Random random(13);
+  const int64_t rows = 200;
+  const Case c = make(random, kTiny, rows);
+  const auto pages = pages_for(rows);
+  const auto want = expected(c);
+  const int64_t width = c.Q / 2;
+  for (const DType kv : {DType::F32, DType::BF16, DType::F16}) {
+    Runner r(m, c, 1, 4, kv);
+    const int64_t prompt = 20;
+    r.step({part(prompt, 0, pages)});
+    for (int64_t at = prompt, n = 1; at < rows; at += n, n = n % (kMaxDrafts + 1) + 1) {
+      n = std::min(n, rows - at);
+      const Result got = r.step({part(n, at, pages, 0, Role::Decode)});
+      for (int64_t i = 0; i < n; ++i)
+        ASSERT_EQ(got.blocks[static_cast<size_t>(i)], want.blocks[static_cast<size_t>(at + i)])
+            << "row " << at + i << ", " << name(kv);
+      EXPECT_LT(relative_error(got.y, std::vector<double>(want.y.begin() + at * width,
+                                                          want.y.begin() + (at + n) * width)),
+                tolerance(kv))
+          << n << " rows from " << at << ", " << name(kv);
+    }
+  }
+}
+
 TEST_P(SparseAttentionTest, matches_double_precision_at_other_shapes) {
   Machine m(GetParam());
   Random random(2);
