@@ -1,6 +1,7 @@
 #include "ops/sparse_attention.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <numeric>
@@ -272,6 +273,59 @@ TEST_P(SparseAttentionTest, matches_double_precision_around_and_beyond_the_relea
   EXPECT_LE(moved, 3) << "rows with another choice";
   if (moved == 0) {
     EXPECT_LT(relative_error(got.y, want.y), tolerance(DType::F32));
+  }
+}
+
+// More scores than a block of CUDA's threads takes at once, and than its shared memory holds. As above, float32 may differ
+// from double precision at the border only.
+TEST_P(SparseAttentionTest, long_contexts_choose_the_best_of_all_blocks) {
+  Machine m(GetParam());
+  Random random(14);
+  QsaShape shape = kTiny;
+  shape.n_heads = shape.n_kv = 1;
+  shape.d_head = 64;
+  shape.budget_blocks = 512;
+  const int64_t most = 200000, n_pages = (most + kPageTokens - 1) / kPageTokens;
+  const auto pages = pages_for(most);
+  const std::vector<float> pooled = random.normals(n_pages * kPageBlocks * 128), qi = random.normals(4 * 128);
+  const QsaCache cache{m.zeros(DType::BF16, {n_pages, 1, kPageTokens, 64}),
+                       m.zeros(DType::BF16, {n_pages, 1, kPageTokens, 64}),
+                       m.f32({n_pages, kPageBlocks, 128}, pooled), m.zeros(DType::F32, {1, kConvRing, 128})};
+  const Tensor qi_t = m.f32({1, 4 * 128}, qi);
+  for (const int64_t tokens : {int64_t{4096}, int64_t{32767}, int64_t{33001}, most}) {
+    const TestBatch batch(m, {part(1, tokens - 1, pages, 0, Role::Decode)});
+    const Selection selection{m.zeros(DType::I32, {1, 512}), m.zeros(DType::I32, {1, 1})};
+    qsa_select(m.s, selection, qi_t, shape, cache, batch.view);
+    const std::vector<int32_t> got = m.read<int32_t>(selection.blocks);
+    std::vector<double> scores;
+    for (int64_t b = 0; b < tokens / kBlockTokens; ++b) {
+      const int64_t key = pages[static_cast<size_t>(b / kPageBlocks)] * kPageBlocks + b % kPageBlocks;
+      double score = 0;
+      for (int64_t h = 0; h < 4; ++h)
+        score += std::max(0.0, std::inner_product(qi.begin() + h * 128, qi.begin() + (h + 1) * 128,
+                                                  pooled.begin() + key * 128, 0.0, std::plus<>(),
+                                                  [](double x, double y) { return x * y; }));
+      scores.push_back(score);
+    }
+    std::vector<double> order = scores;
+    std::nth_element(order.begin(), order.begin() + 511, order.end(), std::greater<>());
+    const double border = order[511];
+    EXPECT_EQ(m.read<int32_t>(selection.counts)[0], 512);
+    std::vector<bool> taken(scores.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_TRUE(got[i] >= 0 && static_cast<size_t>(got[i]) < scores.size()) << got[i];
+      if (i > 0) {
+        ASSERT_GT(got[i], got[i - 1]) << "ascending, " << tokens << " tokens";
+      }
+      taken[static_cast<size_t>(got[i])] = true;
+    }
+    for (size_t b = 0; b < scores.size(); ++b) {
+      if (taken[b]) {
+        ASSERT_GT(scores[b], border * (1 - 2e-6)) << "block " << b << " of " << tokens << " tokens";
+      } else {
+        ASSERT_LT(scores[b], border * (1 + 2e-6)) << "block " << b << " of " << tokens << " tokens";
+      }
+    }
   }
 }
 
