@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "tensor/cuda_check.cuh"
 #include "tensor/stream.h"
@@ -33,6 +34,18 @@ __device__ __forceinline__ void pdl_launch() {
 #ifdef QUERN_SM90
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// Keeps the making of a value on this side of the wait: the compiler moves it to its first use.
+template <typename T>
+__device__ __forceinline__ void made_here(T& v) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(v));
+  } else if constexpr (std::is_same_v<T, float>) {
+    asm volatile("" : "+f"(v));
+  } else {
+    asm volatile("" : "+r"(v));
+  }
 }
 
 inline cudaStream_t handle(Stream& s) { return static_cast<cudaStream_t>(s.handle()); }
