@@ -13,9 +13,8 @@ void Model::moe_layer(const MoeLayer& w, Tensor x, const BatchView& batch, int l
   OwnedTensor y;
   if (tap_ && layer >= 0) y = OwnedTensor(s.device(), DType::F32, {batch.n_rows, config_.d_model});
 
-  hc_mix(s, a.h, a.inj, x, w.mix, config_.streams, config_.norm_eps, n_decode);  // [T, H], [T, S]
-  moe_route(s, a.expert_ids, a.expert_p, a.h, w.moe, n_decode);                  // [T, K] twice
-  moe(s, x, a.inj, a.h, a.expert_ids, a.expert_p, w.moe, n_decode, y.tensor);    // [T, S·H]
+  hc_mix(s, a.h, a.inj, x, w.mix, config_.streams, config_.norm_eps, n_decode);       // [T, H], [T, S]
+  moe_routed(s, x, a.inj, a.h, a.expert_ids, a.expert_p, w.moe, n_decode, y.tensor);  // x: [T, S·H]
   if (y) {
     tap("moe", layer, y.tensor);
     s.synchronize();  // y goes

@@ -1,5 +1,8 @@
 // moe_route on CUDA. The router's product takes x as two BF16 (its rounding and what is left), so that the
 // logits have f32's meaning: which experts a row gets must not depend on a 16-bit rounding.
+//
+// Of decode rows the last block of eight rows' ranks them; of one row whose experts rank for themselves (moe_row_cuda.cu) the
+// logits are all that is wanted.
 #include "ops/cuda/moe_launch.cuh"
 #include "ops/cuda/top_experts.cuh"
 #include "ops/cuda/weight_stream.cuh"
@@ -34,7 +37,7 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
                                                             float* logits, int32_t* ids, float* p, int top_k,
                                                             bool renormalise, int groups) {
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ BlockTopExperts<kWarps> top;
+  __shared__ TopExperts top[8];
   __shared__ bool is_last;
   const WeightView w = known<kFormats>(router);
   const RowsF32 h = known_rows<kFormats>(rows);
@@ -67,6 +70,7 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
     for (int q = 0; q < kWarps; ++q) v += part(q)[tid] + part(q)[8 * 16 + tid];
     logits[int64_t{t} * w.n + n] = v;
   }
+  if (ids == nullptr) return;
   __syncthreads();
   if (tid == 0) {
     fence_device();  // behind the barrier, for the whole block
@@ -76,38 +80,33 @@ __global__ __launch_bounds__(kThreads, 1) void route_kernel(const __grid_constan
     fence_device();
   }
   __syncthreads();
-  if (is_last) {
-    if (n_rows == 1 && w.n <= kThreads) {
-      top_experts_of_block(top, logits + int64_t{first} * w.n, w.n, top_k, renormalise,
-                           ids + int64_t{first} * top_k, p + int64_t{first} * top_k);
-      return;
-    }
-    for (int c = warp; c < 8 && first + c < h.n_rows; c += kWarps) {
-      const int64_t r = first + c;
-      top_experts(logits + r * w.n, w.n, top_k, renormalise, ids + r * top_k, p + r * top_k);
-    }
+  if (is_last && warp < n_rows) {
+    const int64_t r = first + warp;
+    top_experts(logits + r * w.n, w.n, top_k, renormalise, top[warp], ids + r * top_k, p + r * top_k);
   }
 }
 
-__global__ void top_experts_kernel(const float* logits, int n, int64_t n_rows, int32_t* ids, float* p,
-                                   int top_k, bool renormalise) {
+constexpr int kRankWarps = 8;
+__global__ __launch_bounds__(kRankWarps * 32) void top_experts_kernel(const float* logits, int n,
+                                                                      int64_t n_rows, int32_t* ids, float* p,
+                                                                      int top_k, bool renormalise) {
+  __shared__ TopExperts top[kRankWarps];
   pdl_launch();
   pdl_wait();
-  const int64_t t = blockIdx.x * int64_t{blockDim.x / 32} + threadIdx.x / 32;
-  if (t < n_rows) top_experts(logits + t * n, n, top_k, renormalise, ids + t * top_k, p + t * top_k);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int64_t t = blockIdx.x * int64_t{kRankWarps} + warp;
+  if (t < n_rows)
+    top_experts(logits + t * n, n, top_k, renormalise, top[warp], ids + t * top_k, p + t * top_k);
 }
 
-}  // namespace
-
-void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
-                      int top_k, bool renormalise) {
-  ScratchScope scope(s);
-  const Tensor logits = s.scratch(DType::F32, {h.n_rows, router.n});
+// Without `ids` the logits are all.
+void route_decode(Stream& s, float* logits, int32_t* ids, float* p, const WeightView& router,
+                  const RowsF32& h, int top_k, bool renormalise) {
   const int tiles = ceil_div(router.n, 16), steps = ceil_div(stream_steps(router), kWarps);
   QUERN_CHECK(ceil_div(h.n_rows, 8) <= kMaxGroups, "too many decode rows in one step");
   const auto x_bytes = [&](int rows) { return x_stride(router, stream_steps(router)) * 2 * rows; };
   // All rows at once, eight a block; or as many at once as leave a block room for the least of rings.
-  const int own = static_cast<int>(sizeof(BlockTopExperts<kWarps>)) + 1024,
+  const int own = 8 * static_cast<int>(sizeof(TopExperts)) + 1024,
             room = shared_limit(s) - own - kWarps * ring_plan(2, 1, 2, false, 1).bytes;
   const bool only = only_known(router) && router.kind == WeightKind::BF16 && h.wide;
   int at_once = h.n_rows;
@@ -122,9 +121,21 @@ void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& route
     launch(s, only ? route_kernel<kOnlyBF16> : route_kernel<kWalk16 | kWalkF32>,
            dim3(static_cast<unsigned>(tiles * groups)), kThreads,
            static_cast<size_t>(kWarps * plan.bytes + of_x), 1, router, plan, rows,
-           logits.as<float>() + int64_t{first} * router.n, ids + int64_t{first} * top_k,
-           p + int64_t{first} * top_k, top_k, renormalise, groups);
+           logits + int64_t{first} * router.n, ids ? ids + int64_t{first} * top_k : nullptr,
+           p ? p + int64_t{first} * top_k : nullptr, top_k, renormalise, groups);
   }
+}
+
+}  // namespace
+
+void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
+                      int top_k, bool renormalise) {
+  ScratchScope scope(s);
+  const Tensor logits = s.scratch(DType::F32, {h.n_rows, router.n});
+  route_decode(s, logits.as<float>(), ids, p, router, h, top_k, renormalise);
+}
+void moe_logits_decode(Stream& s, float* logits, const WeightView& router, const RowsF32& h) {
+  route_decode(s, logits, nullptr, nullptr, router, h, 0, false);
 }
 
 void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
@@ -133,19 +144,25 @@ void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& rout
   const Tensor logits = s.scratch(DType::F32, {h.n_rows, router.n});
   const PrefillRows rows = prefill_rows(s, h, true);
   linear_prefill(s, {router, logits.as<float>(), router.n, 0}, rows, Epilogue::Store, {});
-  launch(s, top_experts_kernel, dim3(blocks(h.n_rows, 8)), 256, 0, 1,
+  launch(s, top_experts_kernel, dim3(blocks(h.n_rows, kRankWarps)), kRankWarps * 32, 0, 1,
          static_cast<const float*>(logits.as<float>()), router.n, int64_t{h.n_rows}, ids, p, top_k,
          renormalise);
 }
 
-void moe_route(Stream& s, Tensor ids, Tensor p, Tensor h, const MoeWeights& w, int64_t n_decode_rows) {
-  QUERN_CHECK(ids.packed() && p.packed() && w.router.n() <= kMaxExperts && w.top_k <= 31,
+WeightView router_view(const MoeWeights& w) {
+  QUERN_CHECK(w.router.n() <= kMaxExperts && w.top_k <= kMaxTopK,
               "moe_route on CUDA takes at most 1024 experts and 31 a token");
   const WeightView router = weight_view(w.router);
   QUERN_CHECK(
       router.kind == WeightKind::BF16 || router.kind == WeightKind::F16 || router.kind == WeightKind::F32,
       "moe_route: the router on CUDA is BF16, F16 or F32");
   QUERN_CHECK(router.wide, "moe_route: the router on CUDA is a multiple of 16 wide and begins on 16 bytes");
+  return router;
+}
+
+void moe_route(Stream& s, Tensor ids, Tensor p, Tensor h, const MoeWeights& w, int64_t n_decode_rows) {
+  QUERN_CHECK(ids.packed() && p.packed(), "moe_route: ids and p are packed");
+  const WeightView router = router_view(w);
   const int64_t n_rows = h.shape[0], k = w.top_k;
   if (n_decode_rows > 0) {
     moe_route_decode(s, ids.as<int32_t>(), p.as<float>(), router, rows_f32(h.slice_rows(0, n_decode_rows)),

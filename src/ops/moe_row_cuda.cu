@@ -1,22 +1,28 @@
 // moe for one decode row, 4-bit experts and a shared expert in FP8: gate and up in one launch, down with the sum over
 // experts and the injection in a second.
 //
+// Where the row's experts are yet to be ranked, every block ranks the logits for itself: a block that did it for all would have
+// to be waited for, which takes six times as long.
+//
 // Nothing here depends on a format when it runs: what a block does once costs as much as its products. Experts' tiles are
 // whole in K, thus a few pieces of memory that the bulk engine copies at once. Sums are those of moe_decode_cuda.cu: gate and
 // up in four parts of K, down in one.
 #include "ops/cuda/f4_rows.cuh"
 #include "ops/cuda/moe_launch.cuh"
 #include "ops/cuda/pipeline.cuh"
+#include "ops/cuda/top_experts.cuh"
 
 namespace quern::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kTiles = 2;     // of a block of gate and up, eight rows of each
+constexpr int kTiles = 2;  // of a block of gate and up, eight rows of each
+constexpr int kWarpCopies = 4 * kTiles / kWarps;
 constexpr int kMaxPairs = 8;  // of experts
 
 struct RowArgs {
   MoeView m;
+  RowChoice choice;  // or m.ids and m.p
   RingPlan shared_gate_plan, shared_down_plan;
   uint16_t* act = nullptr;  // [top_k + 1][width] in F16, in the order down takes it
   int32_t width = 0;
@@ -85,6 +91,8 @@ __global__ __launch_bounds__(kThreads, 4) void moe_row_gate_up_kernel(const __gr
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float part[kTiles][kWarps][16];
   __shared__ uint64_t barriers[kTiles];
+  __shared__ TopExperts top;
+  __shared__ int32_t chosen[2 * kMaxPairs];
   const MoeView& m = a.m;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const bool last = blockIdx.x == gridDim.x - 1;
@@ -97,6 +105,12 @@ __global__ __launch_bounds__(kThreads, 4) void moe_row_gate_up_kernel(const __gr
     pdl_launch();
     const float v = row_dot<kThreads>(m.shared_expert_gate, m.h.x, true, &part[0][0][0]);
     if (tid == 0) *a.shared_weight = scalar::sigmoid(v);
+    if (const RowChoice& c = a.choice; c.logits && warp == 1) {  // for who asked
+      const RowLogits<kMaxRowExperts / 32> row(c.logits, m.n_experts);
+      row.top_ids(m.n_experts, m.top_k, top, chosen);
+      row.weights(c.logits, m.n_experts, chosen, m.top_k, c.renormalise, c.p);
+      if (lane < m.top_k) c.ids[lane] = chosen[lane];
+    }
     return;
   }
   if (last) return;
@@ -115,28 +129,39 @@ __global__ __launch_bounds__(kThreads, 4) void moe_row_gate_up_kernel(const __gr
     x.put(0, chunk, v);
   }
   __syncthreads();
-  // A tile is four copies: rows of gate, rows of up, scales of each. A lane asks for one of them.
-  const bool of_up = lane & 1, of_scales = lane & 2;
-  const int copy_tile = lane / 4, bytes = 8 * (of_scales ? scale_bytes : row_bytes);
+  // A tile is four copies: rows of gate, rows of up, scales of each. Two lanes of every warp ask for one each: a warp begins
+  // one copy after the other.
+  const int copy = kWarpCopies * warp + lane % kWarpCopies;
+  const bool of_up = copy & 1, of_scales = copy & 2;
+  const int copy_tile = copy / 4, bytes = 8 * (of_scales ? scale_bytes : row_bytes);
   const auto* from = static_cast<const uint8_t*>(of_scales ? (of_up ? m.up.scale : m.gate.scale)
-                                                           : (of_up ? m.up.data : m.gate.data));
-  const int64_t of_expert = of_scales ? (of_up ? m.up.expert_scales : m.gate.expert_scales)
-                                      : (of_up ? m.up.expert_bytes : m.gate.expert_bytes);
-  const uint32_t to = base + copy_tile * stage_bytes +
-                      (of_scales ? scales_at + (of_up ? 8 * scale_bytes : 0) : (of_up ? up_at : 0));
+                                                           : (of_up ? m.up.data : m.gate.data)) +
+                     int64_t{first_tile + copy_tile} * bytes;
+  int64_t of_expert = of_scales ? (of_up ? m.up.expert_scales : m.gate.expert_scales)
+                                : (of_up ? m.up.expert_bytes : m.gate.expert_bytes);
+  uint32_t to = base + copy_tile * stage_bytes +
+                (of_scales ? scales_at + (of_up ? 8 * scale_bytes : 0) : (of_up ? up_at : 0));
   if (tid == 0) {
     for (int i = 0; i < n_tiles; ++i) barrier_expect(barriers + i, 16 * (row_bytes + scale_bytes));
   }
+  made_here(from);
+  made_here(of_expert);
+  made_here(to);
   pdl_wait();
-  pdl_launch();  // behind the wait: the next kernel may read ids before its own
-  const int expert = __ldcg(m.ids + blockIdx.y - 1);
+  pdl_launch();  // behind the wait: the next kernel may read logits or ids before its own
+  const int place = static_cast<int>(blockIdx.y) - 1;
   if (warp == 0) {
-    __syncwarp();
-    if (copy_tile < n_tiles) {
-      bulk_copy(to, from + expert * of_expert + int64_t{first_tile + copy_tile} * bytes, bytes,
-                shared_address(barriers + copy_tile), evict_first());
+    if (a.choice.logits) {
+      RowLogits<kMaxRowExperts / 32>(a.choice.logits, m.n_experts).top_ids(m.n_experts, m.top_k, top, chosen);
+    } else {
+      if (lane == 0) chosen[place] = __ldcg(m.ids + place);
+      __syncwarp();
     }
   }
+  __syncthreads();
+  const int expert = chosen[place];
+  if (lane < kWarpCopies && copy_tile < n_tiles)
+    bulk_copy(to, from + expert * of_expert, bytes, shared_address(barriers + copy_tile), evict_first());
   const float gate_factor =
                   (m.gate.global_scales ? m.gate.global_scales[expert] : m.gate.global_scale) * kE2m1Rest,
               up_factor = (m.up.global_scales ? m.up.global_scales[expert] : m.up.global_scale) * kE2m1Rest;
@@ -185,12 +210,22 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float result[2 * kMaxPairs + 2][8], p[2 * kMaxPairs];
   __shared__ uint64_t barriers[kMaxPairs];
+  __shared__ TopExperts top;
+  __shared__ int32_t chosen[2 * kMaxPairs];
   const MoeView& m = a.m;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
   const int pairs = (m.top_k + 1) / 2, row = static_cast<int>(blockIdx.x) * 8, width = m.down.n;
   const int row_bytes = static_cast<int>(m.down.row_bytes), scale_bytes = row_bytes / 8,
             x_stride = column_stride(4 * row_bytes);
-  // gate and up lets this kernel start behind its own wait, so ids, p, x and inj are complete.
+  // gate and up lets this kernel start behind its own wait, so logits or ids and p, x and inj are complete.
+  if (a.choice.logits) {
+    if (warp == 0)
+      RowLogits<kMaxRowExperts / 32>(a.choice.logits, m.n_experts).top_ids(m.n_experts, m.top_k, top, chosen);
+  } else if (tid < m.top_k) {
+    chosen[tid] = __ldcg(m.ids + tid);
+    p[tid] = __ldcg(m.p + tid);
+  }
+  __syncthreads();
   const int s = tid / 8, n = row + tid % 8;
   const bool adds = s < m.injection.streams;
   float before = 0, inj = 0;
@@ -199,7 +234,7 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
     const uint32_t base = shared_address(mine), scales_at = 16 * row_bytes,
                    x = base + scales_at + 16 * scale_bytes;
     const int first = 2 * warp, count = min(2, m.top_k - first);
-    const int e = min(lane % 2, count - 1), expert = __ldcg(m.ids + first + e);
+    const int e = min(lane % 2, count - 1), expert = chosen[first + e];
     if (lane == 0) {
       barrier_init(barriers + warp, 1);
       fence_async_proxy();
@@ -222,7 +257,6 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
       before = __ldcg(m.x + int64_t{s} * width + n);
       inj = __ldcg(m.injection.inj + s);
     }
-    if (tid < m.top_k) p[tid] = __ldcg(m.p + tid);
     pdl_wait();
     if (lane < count) {
       bulk_copy(x + lane * x_stride, a.act + int64_t{first + lane} * a.width, 4 * row_bytes, barriers + warp);
@@ -249,6 +283,10 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
     ring.begin(0, steps);
     for (int i = 0; i < plan.depth; ++i) ring.put();
     pdl_launch();
+    if (const RowChoice& c = a.choice; c.logits) {
+      RowLogits<kMaxRowExperts / 32>(c.logits, m.n_experts)
+          .weights(c.logits, m.n_experts, chosen, m.top_k, c.renormalise, p);
+    }
     const XTile x = x_tile(mine + plan.bytes, w, 1, 0, steps);
     pdl_wait();
     const uint4* from = reinterpret_cast<const uint4*>(a.act + int64_t{m.top_k} * a.width);
@@ -286,10 +324,13 @@ bool takes_row(Stream& s, const MoeView& m) {
          gate_shared(m) <= 56 * 1024 && m.down.row_bytes <= 1024 && m.gate.n % 8 == 0;
 }
 
-void moe_row(Stream& s, const MoeView& m) {
+void moe_row(Stream& s, const MoeView& m) { moe_row(s, m, {}); }
+
+void moe_row(Stream& s, const MoeView& m, const RowChoice& choice) {
   ScratchScope scope(s);
   RowArgs a;
   a.m = m;
+  a.choice = choice;
   a.width = (std::max(m.gate.n, m.shared_gate.n) + 7) / 8 * 8;
   a.act = reinterpret_cast<uint16_t*>(s.scratch(DType::F16, {m.top_k + 1, a.width}).data);
   a.shared_weight = s.scratch(DType::F32, {1, 1}).as<float>();

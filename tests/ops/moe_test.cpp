@@ -93,8 +93,17 @@ Result run(Machine& m, const Case& c, const std::vector<float>& h, const std::ve
   const Tensor ht = m.f32({rows, c.H}, h), xt = m.f32({rows, S * c.H}, x),
                y = m.zeros(DType::F32, {rows, c.H});
   moe_route(m.s, ids, p, ht, c.w, n_decode);
-  moe(m.s, xt, m.f32({rows, S}, inj), ht, ids, p, c.w, n_decode, y);
-  return {m.read<int32_t>(ids), m.read(p), m.read(xt), m.read(y)};
+  const Tensor injt = m.f32({rows, S}, inj);
+  moe(m.s, xt, injt, ht, ids, p, c.w, n_decode, y);
+  const Result r{m.read<int32_t>(ids), m.read(p), m.read(xt), m.read(y)};
+  const Tensor ids2 = m.zeros(DType::I32, {rows, c.K}), p2 = m.zeros(DType::F32, {rows, c.K}),
+               x2 = m.f32({rows, S * c.H}, x), y2 = m.zeros(DType::F32, {rows, c.H});
+  moe_routed(m.s, x2, injt, ht, ids2, p2, c.w, n_decode, y2);
+  EXPECT_EQ(m.read<int32_t>(ids2), r.ids) << "moe_routed";
+  EXPECT_EQ(m.read(p2), r.p) << "moe_routed";
+  EXPECT_EQ(m.read(x2), r.x) << "moe_routed";
+  EXPECT_EQ(m.read(y2), r.y) << "moe_routed";
+  return r;
 }
 
 void expect_matches(const Case& c, const Result& got, const std::vector<float>& h,

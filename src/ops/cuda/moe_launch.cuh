@@ -21,6 +21,13 @@ struct MoeView {
   float* y = nullptr;  // [T, H] or null
   int64_t y_stride = 0;
 };
+// One row's experts, yet to be ranked: logits [E], and where what is found goes.
+struct RowChoice {
+  const float* logits = nullptr;
+  int32_t* ids = nullptr;  // [K]
+  float* p = nullptr;      // [K]
+  bool renormalise = true;
+};
 
 void moe_decode(Stream& s, const MoeView& m);
 void moe_prefill(Stream& s, const MoeView& m);
@@ -31,11 +38,16 @@ bool moe_batch(Stream& s, const MoeView& m, float* y, float* y_s, float* shared_
 // One decode row with 4-bit experts and a shared one in FP8: all of moe_decode.
 bool takes_row(Stream& s, const MoeView& m);
 void moe_row(Stream& s, const MoeView& m);
+// The same, and the ranking before: its blocks rank for themselves (at most kMaxRowExperts).
+inline constexpr int kMaxRowExperts = 512;
+void moe_row(Stream& s, const MoeView& m, const RowChoice& choice);
 inline constexpr int kSharedDotThreads = 128;  // that share the dot product of the shared expert's gate
 // y and the residual from the entries' results y_e [T·K, H], the shared expert's y_s [T, H].
 void moe_combine(Stream& s, const MoeView& m, const float* y_e, const float* y_s, const float* shared_weight);
 void moe_route_decode(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
                       int top_k, bool renormalise);
+void moe_logits_decode(Stream& s, float* logits, const WeightView& router, const RowsF32& h);
+WeightView router_view(const MoeWeights& w);  // refuses what moe_route does not take
 void moe_route_prefill(Stream& s, int32_t* ids, float* p, const WeightView& router, const RowsF32& h,
                        int top_k, bool renormalise);
 

@@ -1,4 +1,4 @@
-// softmax and the K largest probabilities of one row of logits: by one warp, or by a block in the same arithmetic.
+// A row's K best experts of its logits, by one warp, and their weights.
 #pragma once
 
 #include <cstdint>
@@ -7,151 +7,150 @@
 
 namespace quern::cuda {
 
-inline constexpr int kMaxExperts = 1024;
+inline constexpr int kMaxExperts = 1024, kMaxTopK = 31;
 
-// Largest first, ties to the lower id. A row of NaN gives ids 0 … K-1 and NaN weights: ids stay in range.
+// What a warp needs of shared memory: the logits that may be among the best, each with the complement of its expert's id
+// below it.
+struct TopExperts {
+  static constexpr int kMax = 64;
+  alignas(16) uint64_t key[kMax];
+};
+
+// A lane holds the logits of four experts in every 128; -inf beyond n.
 template <int kPerLane>
-__device__ __forceinline__ void top_experts_of(const float* logits, int n, int top_k, bool renormalise,
-                                               int32_t* ids, float* p) {
-  const int lane = threadIdx.x % 32;
+struct RowLogits {
   float v[kPerLane];
-  float max = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + 32 * i;
-    v[i] = e < n ? __ldcg(logits + e) : -INFINITY;
-    max = fmaxf(max, v[i]);
+
+  __device__ __forceinline__ static int expert(int i) {
+    return i / 4 * 128 + static_cast<int>(threadIdx.x) % 32 * 4 + i % 4;
   }
-  max = warp_max(max);
-  float sum = 0;
+  __device__ __forceinline__ RowLogits(const float* logits, int n) {
+    const bool wide = n % 4 == 0 && reinterpret_cast<uintptr_t>(logits) % 16 == 0;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    v[i] = lane + 32 * i < n ? expf(v[i] - max) : -1.0f;
-    if (lane + 32 * i < n) sum += v[i];
-  }
-  sum = warp_sum(sum);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < n) {
-      v[i] = v[i] / sum;
-      if (!(v[i] >= 0)) v[i] = 0;
+    for (int i = 0; i < kPerLane; i += 4) {
+      float4 f = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+      const int e = expert(i);
+      if (wide) {
+        if (e < n) f = __ldcg(reinterpret_cast<const float4*>(logits + e));
+      } else {
+        if (e < n) f.x = __ldcg(logits + e);
+        if (e + 1 < n) f.y = __ldcg(logits + e + 1);
+        if (e + 2 < n) f.z = __ldcg(logits + e + 2);
+        if (e + 3 < n) f.w = __ldcg(logits + e + 3);
+      }
+      v[i] = f.x, v[i + 1] = f.y, v[i + 2] = f.z, v[i + 3] = f.w;
     }
   }
-  // Probabilities are not negative, so their bits order as they do; what is taken or not there is -1. A lane keeps its
-  // own best, so a round is two reductions of the warp, and one lane looks through its values again.
-  float best = -1;
-  int id = n;
-  const auto look = [&] {
-    best = -1;
-    id = n;
+
+  // ids[0 … K-1], largest logit first, ties to the lower id: softmax is monotone, so these are the K largest probabilities.
+  // NaN counts as the least; ids stay in range. ids: shared or global memory, complete behind the next __syncwarp().
+  //
+  // K lanes' largest logits are at least the K-th largest of all lanes' largest, so the K best are, too. What is at least that
+  // (some more than K, as the lanes are many) is counted out against each other.
+  __device__ __forceinline__ void top_ids(int n, int top_k, TopExperts& s, int32_t* ids) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint32_t key[kPerLane], best = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      if (v[i] > best) {
-        best = v[i];
-        id = lane + 32 * i;
-      }
+      key[i] = expert(i) < n ? order_of(v[i]) : 0;
+      best = max(best, key[i]);
     }
-  };
-  look();
-  float total = 0, mine = 0;
-  for (int j = 0; j < top_k; ++j) {
-    const int bits = __reduce_max_sync(0xffffffffu, __float_as_int(best));
-    const int chosen = __reduce_min_sync(0xffffffffu, __float_as_int(best) == bits ? id : n);
-    if (chosen == id) {
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        if (lane + 32 * i == chosen) v[i] = -1;
-      }
-      look();
-    }
-    if (lane == 0) ids[j] = chosen;
-    if (lane == j % 32) mine = __int_as_float(bits);
-    total += __int_as_float(bits);
-  }
-  if (lane < top_k) p[lane] = renormalise ? mine / total : mine;
-  if (!(sum >= 0) && lane < top_k) p[lane] = NAN;
-}
-
-__device__ __forceinline__ void top_experts(const float* logits, int n, int top_k, bool renormalise,
-                                            int32_t* ids, float* p) {
-  if (n <= 512) {
-    top_experts_of<16>(logits, n, top_k, renormalise, ids, p);
-  } else {
-    top_experts_of<kMaxExperts / 32>(logits, n, top_k, renormalise, ids, p);
-  }
-}
-
-// By a block of kWarps warps, a thread an expert: n <= 32·kWarps. Every warp ranks its own 32, then the K best of each
-// warp are ranked among themselves. Sums are those of top_experts_of<kWarps>: by lanes over warps, then over lanes.
-template <int kWarps>
-struct BlockTopExperts {
-  float max[kWarps], e[kWarps][32], chosen[32];
-  int rank[kWarps * 32];
-  alignas(16) uint64_t key[kWarps * 32], best[kWarps * 32];  // of all, and of those that lead their warp
-};
-template <int kWarps>
-__device__ __forceinline__ void top_experts_of_block(BlockTopExperts<kWarps>& s, const float* logits, int n,
-                                                     int top_k, bool renormalise, int32_t* ids, float* p) {
-  const int tid = static_cast<int>(threadIdx.x), lane = tid % 32, warp = tid / 32;
-  const bool mine = tid < n;
-  const float logit = mine ? __ldcg(logits + tid) : -INFINITY;
-  const float of_warp = warp_max(logit);
-  if (lane == 0) s.max[warp] = of_warp;
-  __syncthreads();
-  float max = s.max[0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, s.max[w]);
-  const float e = mine ? expf(logit - max) : 0.0f;
-  s.e[warp][lane] = e;
-  __syncthreads();
-  float sum = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) sum += s.e[w][lane];
-  sum = warp_sum(sum);
-  float v = e / sum;
-  if (!(v >= 0)) v = 0;
-  // Larger is better: the bits of a probability order as it does, then the lower id wins. What is not there is 0.
-  const auto key_of = [](float value, int id) {
-    return uint64_t{__float_as_uint(value)} << 32 | static_cast<uint32_t>(~id);
-  };
-  const uint64_t key = mine ? key_of(v, tid) : 0;
-  const auto rank_among = [](uint64_t own, const uint64_t* others, int count) {  // an even number of them
+    best = (best & ~31u) | static_cast<uint32_t>(lane);  // no two alike; a bound may be lower than it need be
     int rank = 0;
-#pragma unroll 4
-    for (int i = 0; i < count; i += 2) {
-      const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(others + i);
-      rank += static_cast<int>(two.x > own) + static_cast<int>(two.y > own);
+#pragma unroll
+    for (int j = 1; j < 32; ++j) rank += __shfl_sync(0xffffffffu, best, lane ^ j) > best;
+    const int at_bound = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, rank == top_k - 1))) - 1;
+    const uint32_t bound = max(__shfl_sync(0xffffffffu, best, at_bound) & ~31u, 1u);
+    const unsigned below = (1u << lane) - 1u;
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const unsigned taken = __ballot_sync(0xffffffffu, key[i] >= bound);
+      const int at = count + __popc(taken & below);
+      if (key[i] >= bound && at < TopExperts::kMax) s.key[at] = with_id(key[i], expert(i));
+      count += __popc(taken);
     }
-    return rank;
-  };
-  s.key[tid] = key;
-  s.rank[tid] = 0;
-  __syncwarp();
-  const int in_warp = rank_among(key, s.key + warp * 32, 32);
-  if (mine && in_warp < top_k) s.best[in_warp * kWarps + warp] = key;
-  if (!mine && lane < top_k) s.best[lane * kWarps + warp] = 0;  // experts of a warp are its first lanes
-  __syncthreads();
-  // Those that lead their warp among each other: as many threads as there are for each, a part of the others' keys a thread.
-  const int leading = kWarps * top_k, parts = 32 * kWarps / leading, part = tid / leading,
-            at = tid - part * leading;
-  const uint64_t own = s.best[at];
-  if (part < parts) {
-    const int begin = leading / 2 * part / parts * 2, end = leading / 2 * (part + 1) / parts * 2;
-    atomicAdd(&s.rank[at], rank_among(own, s.best + begin, end - begin));
+    if (lane == 0 && count < TopExperts::kMax) s.key[count] = 0;  // they are looked through in pairs
+    __syncwarp();
+    if (count <= TopExperts::kMax) {
+#pragma unroll 1
+      for (int c = lane; c < count; c += 32) {
+        const uint64_t own = s.key[c];
+        int above = 0;
+#pragma unroll 2
+        for (int j = 0; j < count; j += 2) {
+          const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(s.key + j);
+          above += static_cast<int>(two.x > own) + static_cast<int>(two.y > own);
+        }
+        if (above < top_k) ids[above] = static_cast<int32_t>(~static_cast<uint32_t>(own));
+      }
+    } else {  // many equal logits: round by round
+      uint64_t last = ~uint64_t{0};
+#pragma unroll 1
+      for (int j = 0; j < top_k; ++j) {
+        uint64_t own = 0;
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+          const uint64_t k = key[i] != 0 ? with_id(key[i], expert(i)) : 0;
+          if (k < last) own = max(own, k);
+        }
+        const auto high = __reduce_max_sync(0xffffffffu, static_cast<uint32_t>(own >> 32));
+        const auto low = __reduce_max_sync(
+            0xffffffffu, static_cast<uint32_t>(own >> 32) == high ? static_cast<uint32_t>(own) : 0u);
+        last = uint64_t{high} << 32 | low;
+        if (lane == 0) ids[j] = static_cast<int32_t>(~low);
+      }
+    }
+    __syncwarp();
   }
-  __syncthreads();
-  if (part == 0 && own != 0 && s.rank[at] < top_k) {
-    const int rank = s.rank[at];
-    ids[rank] = static_cast<int32_t>(~static_cast<uint32_t>(own));
-    s.chosen[rank] = __uint_as_float(static_cast<uint32_t>(own >> 32));
-  }
-  __syncthreads();
-  if (tid < top_k) {
+
+  // p[j] = softmax(logits)[ids[j]], over their sum where `renormalise`. NaN where a logit is.
+  __device__ __forceinline__ void weights(const float* logits, int n, const int32_t* ids, int top_k,
+                                          bool renormalise, float* p) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float chosen = lane < top_k ? __ldcg(logits + ids[lane]) : 0.0f;
+    float max = v[0];
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) max = fmaxf(max, v[i]);
+    max = warp_max(max);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (expert(i) < n) sum += expf(v[i] - max);
+    }
+    sum = warp_sum(sum);
+    const float mine = expf(chosen - max) / sum;
     float total = 0;
-    for (int j = 0; j < top_k; ++j) total += s.chosen[j];
-    v = s.chosen[tid];
-    p[tid] = !(sum >= 0) ? NAN : renormalise ? v / total : v;
+    for (int j = 0; j < top_k; ++j) total += __shfl_sync(0xffffffffu, mine, j);
+    if (lane < top_k) p[lane] = !(sum >= 0) ? NAN : renormalise ? mine / total : mine;
   }
+
+ private:
+  // Orders as the logit does; not 0.
+  __device__ __forceinline__ static uint32_t order_of(float logit) {
+    const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes 0
+    return logit != logit ? 1u : bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+  }
+  __device__ __forceinline__ static uint64_t with_id(uint32_t order, int id) {
+    return uint64_t{order} << 32 | static_cast<uint32_t>(~id);
+  }
+};
+
+// f(RowLogits of n logits)
+template <typename F>
+__device__ __forceinline__ void with_logits(const float* logits, int n, F&& f) {
+  if (n <= 512) {
+    f(RowLogits<16>(logits, n));
+  } else {
+    f(RowLogits<kMaxExperts / 32>(logits, n));
+  }
+}
+__device__ __forceinline__ void top_experts(const float* logits, int n, int top_k, bool renormalise,
+                                            TopExperts& s, int32_t* ids, float* p) {
+  with_logits(logits, n, [&](const auto& row) {
+    row.top_ids(n, top_k, s, ids);
+    row.weights(logits, n, ids, top_k, renormalise, p);
+  });
 }
 
 }  // namespace quern::cuda
