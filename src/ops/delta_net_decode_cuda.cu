@@ -2,11 +2,12 @@
 // from the first replayed row to the last drafted one, so the state is read once and written once a step.
 //
 // The blocks of a key head form a cluster: they all read the key rows in `pending` that the first of them will overwrite,
-// so writes wait for the cluster; and the two blocks of a head norm their outputs together. Without clusters a head is one
-// block, and a kernel behind this one puts the key rows there. Everything between the projections happens here:
-// convolution, silu, l2 norms, gates, the recurrence and the gated norm.
+// so writes wait until the cluster has read; and the two blocks of a head norm their outputs together: each sends the other
+// its sums of squares. Without clusters a head is one block, and a kernel behind this one puts the key rows there. Everything
+// between the projections happens here: convolution, silu, l2 norms, gates, the recurrence and the gated norm.
 #include "ops/cuda/async.cuh"
 #include "ops/cuda/delta_net_launch.cuh"
+#include "ops/cuda/pipeline.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -15,13 +16,15 @@ constexpr int kMaxRows = kMaxDrafts + 1;
 
 template <int kColumns>
 __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_decode_kernel(
-    const __grid_constant__ DeltaView d, int heads_per_key, float* keys) {
+    const __grid_constant__ DeltaView d, int heads_per_key, int max_rows, float* keys) {
   constexpr int kThreads = 4 * kColumns, kParts = kHeadDim / kColumns, kPartWarps = kColumns / 32;
-  pdl_launch();
-  __shared__ float q[kMaxRows][kHeadDim], k[kMaxRows][kHeadDim], v[kMaxRows][kColumns], o[kMaxRows][kColumns];
+  extern __shared__ __align__(16) float rows[];  // as few as there may be, to fit beside the kernel before
+  const auto q = reinterpret_cast<float(*)[kHeadDim]>(rows), k = q + max_rows;
+  const auto v = reinterpret_cast<float(*)[kColumns]>(k + max_rows), o = v + max_rows;
   __shared__ float part[8 * kColumns], kv[kHeadDim + kColumns];
-  __shared__ float squares[kMaxRows][kPartWarps];
-  __shared__ float gate[kMaxRows][3];  // decay, beta, k·q
+  __shared__ float squares[kParts][kMaxRows][kPartWarps];  // of both blocks of the head
+  __shared__ uint64_t all_squares;                         // the other block's have come
+  __shared__ float gate[kMaxRows][3];                      // decay, beta, k·q
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   const int column_part = static_cast<int>(blockIdx.x) % kParts,
             at_head = static_cast<int>(blockIdx.x) / kParts;
@@ -31,6 +34,13 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
   // Segments are written by copies and at the end of a step. What the state, the rows before and the pending one hold is on
   // its way to the L2 cache; nothing is read of it yet.
   const Segment segment = d.batch.segments[blockIdx.y];
+  if (kParts > 1 && tid == 0) {
+    barrier_init(&all_squares, 1);
+    fence_barrier_init();
+    barrier_expect(&all_squares, segment.n_rows * kPartWarps * 4);
+  }
+  __syncwarp();
+  cluster_arrive_relaxed();  // every block has its barrier
   {
     const float* M = d.state(segment.slot, head) + column0;
     for (int i = tid; i < kHeadDim * kColumns / 32; i += kThreads)
@@ -44,14 +54,19 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
                                : (2 * d.n_k + head) * kHeadDim + column0 + at - 2 * kHeadDim;
   };
   float4 taps[kEach];
+  const float* input[kEach][4];  // a row's window, the oldest first: what is before position 0 is not read
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {
     const int channel = channel_of(min(tid + j * kThreads, kPerRow - 1));
     taps[j] = d.taps(channel);
 #pragma unroll
-    for (int back = 1; back < 4; ++back) {
-      if (segment.position >= back) prefetch_l2(d.ring_row(segment, segment.position - back) + channel);
+    for (int back = 3; back > 0; --back) {
+      input[j][3 - back] = d.ring_row(segment, max(segment.position - back, 0)) + channel;
+      if (segment.position >= back) prefetch_l2(input[j][3 - back]);
+      made_here(input[j][3 - back]);
     }
+    input[j][3] = d.qkv + segment.row * d.qkv_stride + channel;
+    made_here(input[j][3]);
   }
   const float rate = d.decay[head], bias = d.dt_bias[head];
   const float norm_of = tid < kColumns ? d.norm[column0 + tid] : 0.0f;
@@ -61,6 +76,7 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
                                       : d.pending_v(head) + column0 + min(tid - kHeadDim, kColumns - 1)));
     if (tid < 2) prefetch_l2(row + d.pending_decay(head) + tid * d.n_v);
   }
+  cluster_wait();
   pdl_wait();
   const bool runs = segment.role == Role::Decode && segment.n_rows > 0;  // the same for the whole cluster
   float m[32], z_of = 0;
@@ -76,9 +92,19 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
 #pragma unroll 1
     for (int r = 0; r < segment.n_rows; ++r) {
       float4 window[kEach];
+      const int position = segment.position + r;
 #pragma unroll
-      for (int j = 0; j < kEach; ++j)
-        window[j] = d.window(segment, segment.row + r, channel_of(min(tid + j * kThreads, kPerRow - 1)));
+      for (int j = 0; j < kEach; ++j) {  // without a branch, so that all loads are on their way at once
+        const float* const(&from)[4] = input[j];
+        window[j] = make_float4(position >= 3 ? *from[0] : 0.0f, position >= 2 ? *from[1] : 0.0f,
+                                position >= 1 ? *from[2] : 0.0f, *from[3]);
+      }
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+#pragma unroll
+        for (int back = 3; back > 0; --back) input[j][3 - back] = input[j][4 - back];
+        input[j][3] += d.qkv_stride;
+      }
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const int at = tid + j * kThreads;
@@ -90,6 +116,7 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
       }
     }
     load_state<kColumns>(m, M, column0);
+    pdl_launch();  // the next kernel fetches weights: they would keep the memory from the state if they were asked for first
     __syncthreads();
     // A warp a row, and another for its gates.
     for (int job = warp; job < 2 * segment.n_rows; job += kThreads / 32) {
@@ -101,48 +128,53 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
         }
         continue;
       }
-      float qq = 0, kk = 0;
+      float qq = 0, kk = 0, kq = 0;
       for (int i = lane; i < kHeadDim; i += 32) {
         qq = fmaf(q[r][i], q[r][i], qq);
         kk = fmaf(k[r][i], k[r][i], kk);
+        kq = fmaf(q[r][i], k[r][i], kq);
       }
-      const float rq = rsqrtf(warp_sum(qq) + 1e-6f) / sqrtf(static_cast<float>(kHeadDim));
-      const float rk = rsqrtf(warp_sum(kk) + 1e-6f);
-      float kq = 0;
+      qq = warp_sum(qq);
+      kk = warp_sum(kk);
+      kq = warp_sum(kq);
+      const float rq = rsqrtf(qq + 1e-6f) / sqrtf(static_cast<float>(kHeadDim)), rk = rsqrtf(kk + 1e-6f);
       for (int i = lane; i < kHeadDim; i += 32) {
         q[r][i] *= rq;
         k[r][i] *= rk;
-        kq = fmaf(q[r][i], k[r][i], kq);
       }
-      kq = warp_sum(kq);
-      if (lane == 0) gate[r][2] = kq;
+      if (lane == 0) gate[r][2] = kq * rq * rk;
     }
     replay<kColumns>(m, d, segment.slot, head, column0, segment.n_pending, pending, kv, part);
-    if (segment.n_pending > 0) store_state<kColumns>(m, M, column0);
+  } else {
+    pdl_launch();
+  }
+  cluster_arrive_relaxed();  // this block has read what is pending: it has computed with it
+  if (runs) {
+    if (segment.n_pending > 0) store_state<kColumns>(m, d.state(segment.slot, head), column0);
     __syncthreads();
     for (int r = 0; r < segment.n_rows; ++r) {
       const float out = delta_step<kColumns>(m, k[r], q[r], v[r], gate[r][0], gate[r][1], gate[r][2], part);
       if (tid < kColumns) {
         o[r][tid] = out;
         const float sum = warp_sum(out * out);
-        if (lane == 0) squares[r][warp] = sum;
+        if (lane == 0) {
+          float* to = &squares[column_part][r][warp];
+          *to = sum;
+          if (kParts > 1) {
+            cluster_send(to, &all_squares, static_cast<uint32_t>(member * kParts + 1 - column_part), sum);
+          }
+        }
       }
     }
-  }
-  __syncthreads();
-  cluster_arrive();
-  cluster_wait();
-  if (runs) {
+    __syncthreads();
+    if (kParts > 1) barrier_wait_cluster(&all_squares, 0);
     for (int i = tid; i < segment.n_rows * kColumns; i += kThreads) {
       const int r = i / kColumns, at = i % kColumns;
       float sum = 0;
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
 #pragma unroll
-        for (int w = 0; w < kPartWarps; ++w) {
-          sum += kParts == 1 ? squares[r][w]
-                             : cluster_load(&squares[r][w], static_cast<uint32_t>(member * kParts + p));
-        }
+        for (int w = 0; w < kPartWarps; ++w) sum += squares[p][r][w];
       }
       const float mean = sum / static_cast<float>(kHeadDim);
       const int64_t t = segment.row + r, y = int64_t{head} * kHeadDim + column0 + at;
@@ -150,6 +182,9 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
                                 (o[r][at] * rsqrtf(mean + d.eps)) *
                                 d.gated(i < kColumns ? z_of : d.z[t * d.z_stride + y]);
     }
+  }
+  cluster_wait();  // every block has read
+  if (runs) {
     for (int r = 0; r < segment.n_rows; ++r) {
       float* row = d.pending_row(segment.slot, r);
       float* ring =
@@ -178,8 +213,6 @@ __global__ __launch_bounds__(4 * kColumns, kColumns == 64 ? 3 : 1) void delta_de
       }
     }
   }
-  cluster_arrive();  // another block may still read this one's squares
-  cluster_wait();
 }
 
 // Block (key head, segment): keys [T, n_k, 128] of its rows become pending.
@@ -230,12 +263,14 @@ void delta_net_decode(Stream& s, const DeltaView& d) {
   const bool clusters = is_hopper(s);
   const int per_key = d.n_v / d.n_k, parts = clusters && 2 * per_key <= 8 ? 2 : 1;
   const auto segments = static_cast<unsigned>(d.batch.n_segments);
+  const auto max_rows = static_cast<size_t>(std::min<int64_t>(kMaxRows, d.batch.n_decode_rows));
   ScratchScope scope(s);
   float* const keys =
       clusters ? nullptr : s.scratch(DType::F32, {d.batch.n_decode_rows, d.n_k * kHeadDim}).as<float>();
   launch(s, parts == 2 ? delta_decode_kernel<kHeadDim / 2> : delta_decode_kernel<kHeadDim>,
-         dim3(static_cast<unsigned>(d.n_v * parts), segments), kStateThreads / parts, 0,
-         clusters ? per_key * parts : 1, d, per_key, keys);
+         dim3(static_cast<unsigned>(d.n_v * parts), segments), kStateThreads / parts,
+         sizeof(float) * 2 * (kHeadDim + kHeadDim / parts) * max_rows, clusters ? per_key * parts : 1, d,
+         per_key, static_cast<int>(max_rows), keys);
   if (!clusters) {
     launch(s, delta_keys_kernel, dim3(static_cast<unsigned>(d.n_k), segments), kHeadDim, 0, 1, d,
            static_cast<const float*>(keys));

@@ -165,9 +165,10 @@ __device__ __forceinline__ void linear_few(const DecodeArgs& a, const ProductVie
     }
   }
 }
+// So many registers that beside four blocks there is room for one of the delta net's, which asks for its state that early.
 template <unsigned kFormats>
-__global__ __launch_bounds__(kFewThreads,
-                             kFewBlocks) void linear_few_kernel(const __grid_constant__ DecodeArgs a) {
+__global__ __maxnreg__(kFormats == kOnly ? 88
+                                         : 96) void linear_few_kernel(const __grid_constant__ DecodeArgs a) {
   pdl_launch();
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ FewSums sums;

@@ -48,6 +48,12 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+// The same where nothing that was written is to be seen behind it: does not wait until it has been.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#ifdef QUERN_SM90
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait() {
 #ifdef QUERN_SM90
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

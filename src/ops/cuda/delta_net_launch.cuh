@@ -60,18 +60,6 @@ struct DeltaView {
   __device__ __forceinline__ const float* ring_row(const Segment& segment, int position) const {
     return ring + (int64_t{segment.slot} * kConvRing + position % kConvRing) * channels();
   }
-  // The four values of channel c before the convolution at row t of `segment`, the oldest first; zeros before position 0.
-  __device__ __forceinline__ float4 window(const Segment& segment, int t, int c) const {
-    float x[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {  // without a branch, so that all loads are on their way at once
-      const int back = 3 - j, position = segment.position + (t - segment.row) - back;
-      const float* from = t - back >= segment.row ? qkv + (t - back) * qkv_stride + c
-                                                  : ring_row(segment, max(position, 0)) + c;
-      x[j] = position >= 0 ? *from : 0.0f;
-    }
-    return make_float4(x[0], x[1], x[2], x[3]);
-  }
   // silu of the convolution.
   __device__ __forceinline__ static float convolved(const float4& window, const float4& taps) {
     float sum = fmaf(taps.x, window.x, 0.0f);
@@ -130,15 +118,15 @@ inline constexpr int kStateThreads = 4 * kHeadDim;  // of all columns
 
 template <int kColumns>
 __device__ __forceinline__ void load_state(float (&m)[32], const float* M, int column0) {
-  const int column = column0 + threadIdx.x % kColumns, group = threadIdx.x / kColumns;
+  M += threadIdx.x / kColumns * 32 * kHeadDim + column0 + threadIdx.x % kColumns;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) m[i] = __ldcs(M + (32 * group + i) * kHeadDim + column);  // once a step
+  for (int i = 0; i < 32; ++i) m[i] = __ldcs(M + i * kHeadDim);  // once a step
 }
 template <int kColumns>
 __device__ __forceinline__ void store_state(const float (&m)[32], float* M, int column0) {
-  const int column = column0 + threadIdx.x % kColumns, group = threadIdx.x / kColumns;
+  M += threadIdx.x / kColumns * 32 * kHeadDim + column0 + threadIdx.x % kColumns;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) __stcs(M + (32 * group + i) * kHeadDim + column, m[i]);
+  for (int i = 0; i < 32; ++i) __stcs(M + i * kHeadDim, m[i]);
 }
 
 // The accepted pending rows into m, in the arithmetic of their first run. `kv` is [128 + kColumns] of shared memory.

@@ -349,6 +349,7 @@ class WeightRing {
       __syncwarp();
     }
     if (lane() == 0) {
+#pragma unroll 1
       for (int i = 0; i < plan_.depth; ++i) {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier(i)), "r"(kArrivals) : "memory");
       }
@@ -531,6 +532,7 @@ class BlockTiles {
   __device__ __forceinline__ BlockTiles(const RingPlan& plan, uint8_t* memory, const WeightView& w)
       : plan_(plan), base_(shared_address(memory)), kind_(w.kind) {
     if (threadIdx.x == 0) {
+#pragma unroll 1
       for (int i = 0; i < plan_.depth; ++i) {
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(base_ + 8 * i),
                      "r"(kind_ == WeightKind::F8Block ? kThreads + 1 : 1)
