@@ -98,8 +98,8 @@ int chat_main(int argc, char** argv) {
     }
     messages.push_back(message("user", *line));
     try {
-      const ChatPrompt prompt = engine.render(messages);
       const InterruptGuard guard({SIGINT});
+      const ChatPrompt prompt = engine.render(messages);
       ReplyPrinter printer(engine.tokenizer(), prompt.thinking);
       LocalReply reply = engine.reply(engine.encode(prompt), guard.asked(),
                                       [&](std::span<const int32_t> ids) { printer.print(ids); });

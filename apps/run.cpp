@@ -4,8 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
-#include <iostream>
-#include <iterator>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
@@ -62,7 +60,7 @@ int run_main(int argc, char** argv) {
       std::fprintf(stderr, "quern run: no prompt: give -p TEXT, -f FILE, or standard input\n");
       return 2;
     }
-    prompt = std::string(std::istreambuf_iterator<char>(std::cin), {});
+    prompt = read_standard_input();
     while (!raw && !prompt.empty() && (prompt.back() == '\n' || prompt.back() == '\r')) prompt.pop_back();
   }
   if (prompt.empty()) throw Error("the prompt is empty");

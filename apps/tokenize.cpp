@@ -3,8 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
-#include <iostream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -61,8 +59,7 @@ int tokenize_main(int argc, char** argv) {
   if (const auto code = parse_options(app, argc, argv)) return *code;
 
   const Tokenizer tokenizer = Tokenizer::from_model(model);
-  const std::string input =
-      file.empty() ? std::string(std::istreambuf_iterator<char>(std::cin), {}) : read_text(file);
+  const std::string input = file.empty() ? read_standard_input() : read_text(file);
   std::string out;
   if (decode) {
     append_json_string(out, tokenizer.decode(parse_ids(input, tokenizer)));

@@ -76,26 +76,41 @@ std::string read_file(const std::filesystem::path& path, size_t max_bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string read_text(const std::filesystem::path& path) {
+namespace {
+
+// What is left of fd.
+std::string read_to_end(int fd, const std::string& name) {
   constexpr size_t kMostBytes = size_t{256} << 20;
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat info {};
-  if (fd < 0 || ::fstat(fd, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode)) {
-    if (fd >= 0) ::close(fd);
-    return read_file(path);  // which says what is wrong
-  }
   std::string text;
   std::array<char, 65536> piece;
   ssize_t n = 0;
   while (text.size() <= kMostBytes &&
          ((n = ::read(fd, piece.data(), piece.size())) > 0 || (n < 0 && errno == EINTR)))
     text.append(piece.data(), static_cast<size_t>(std::max<ssize_t>(n, 0)));
-  const int error = n < 0 ? errno : 0;
-  ::close(fd);
-  if (error != 0) throw Error(fmt::format("{}: {}", path.string(), std::strerror(error)));
-  if (text.size() > kMostBytes)
-    throw Error(fmt::format("{}: expected at most {} bytes", path.string(), kMostBytes));
+  if (n < 0) throw Error(fmt::format("{}: {}", name, std::strerror(errno)));
+  if (text.size() > kMostBytes) throw Error(fmt::format("{}: expected at most {} bytes", name, kMostBytes));
   return text;
 }
+
+}  // namespace
+
+std::string read_text(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat info {};
+  if (fd < 0 || ::fstat(fd, &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode)) {
+    if (fd >= 0) ::close(fd);
+    return read_file(path);  // which says what is wrong
+  }
+  try {
+    std::string text = read_to_end(fd, path.string());
+    ::close(fd);
+    return text;
+  } catch (...) {
+    ::close(fd);
+    throw;
+  }
+}
+
+std::string read_standard_input() { return read_to_end(STDIN_FILENO, "standard input"); }
 
 }  // namespace quern

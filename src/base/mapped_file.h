@@ -44,5 +44,6 @@ class MappedFile {
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = size_t{1} << 30);
 // The same of what a user names as a text: also a pipe or /dev/stdin, read to its end, of at most 256 MiB.
 std::string read_text(const std::filesystem::path& path);
+std::string read_standard_input();  // the same of standard input, from where it stands
 
 }  // namespace quern

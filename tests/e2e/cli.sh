@@ -46,6 +46,8 @@ check 1 'the prompt is empty' run "$model" --raw -p ''
 
 # A text may come by a pipe.
 said=$(printf 'Hi there' | "$quern" tokenize "$model" -f /dev/stdin)
+"$quern" tokenize "$model" < "$work" > /dev/null 2> "$work/said"
+grep -q '^quern: standard input: Is a directory$' "$work/said" || { echo "a folder as standard input: $(cat "$work/said")"; failed=1; }
 [ -n "$said" ] && [ "$said" = "$("$quern" tokenize "$model" -f "$work/text")" ] || { echo "tokenize -f /dev/stdin: $said"; failed=1; }
 mkfifo "$work/fifo"
 printf 'What is the capital of France?' > "$work/fifo" &
