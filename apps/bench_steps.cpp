@@ -10,8 +10,10 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "bench.h"
+#include "footprint.h"
 #include "model_flags.h"
 #include "ops/cpu/peaks.h"
+#include "ops/sampling.h"
 
 namespace quern {
 namespace {
@@ -45,6 +47,22 @@ class Bench {
  public:
   Bench(Model& model, int64_t repeats)
       : model_(model), batch_(model.stream().device(), model.options().batch), repeats_(repeats) {}
+
+  // Seconds from a prompt to its first token.
+  double first_token(int64_t tokens) {
+    Stream& stream = model_.stream();
+    const OwnedTensor rows(stream.device(), DType::U8, {1, static_cast<int64_t>(sizeof(SamplingRow))}),
+        chosen(stream.device(), DType::I32, {1, 1});
+    const SamplingRow greedy{.temperature = 0};
+    stream.upload(rows.tensor.data, &greedy, static_cast<int64_t>(sizeof greedy));
+    const auto s = past(0);
+    const std::vector<int32_t> prompt = ids(tokens);
+    const double begin = now();
+    run(*s, prompt);
+    sample(stream, chosen.tensor, logits_, reinterpret_cast<const SamplingRow*>(rows.tensor.data), 1);
+    stream.synchronize();
+    return now() - begin;
+  }
 
   Prefill prefill(int64_t context, int64_t tokens) {
     std::vector<double> times;
@@ -104,7 +122,7 @@ class Bench {
       const size_t n = std::min<size_t>(ids.size() - at, batch_.capacity().rows);
       const BatchItem item{&s, std::span(ids).subspan(at, n), Role::Prefill, at + n == ids.size() ? 1 : 0};
       batch_.build({&item, 1});
-      model_.forward(batch_);
+      logits_ = model_.forward(batch_);
       model_.stream().synchronize();
       s.commit(static_cast<int32_t>(n));
       at += n;
@@ -126,6 +144,7 @@ class Bench {
   Model& model_;
   Batch batch_;
   int64_t repeats_;
+  Tensor logits_;  // of the last step of run()
   std::mt19937_64 rng_{1};
   std::unique_ptr<Sequence> past_;
 };
@@ -145,19 +164,13 @@ int bench_steps(const BenchOptions& o) {
   options.batch.logits = most_rows;
   options.batch.context = *std::max_element(steps.contexts.begin(), steps.contexts.end()) +
                           std::max(steps.prompt, (steps.n + 1) * (1 + kMaxDrafts)) + kPageTokens;
+  const double begin = now();
   OpenModel open = open_model(flags, options);
+  const double load = now() - begin;
   const bool on_cpu = open.stream->device().type == DeviceType::Cpu;
 
-  double read = 0, fma = 0;
-  if (on_cpu) {
-    const Buffer buffer(Device{}, int64_t{512} << 20);
-    std::fill_n(buffer.data(), buffer.size(), std::byte{1});
-    for (int i = 0; i < 3; ++i)
-      read = std::max(read, cpu::measure_read(*open.pool, buffer.data(), buffer.size()));
-    fma = cpu::measure_fma(*open.pool, 0.5);
-  }
-
   Bench bench(*open.model, steps.repeats);
+  const double first_token = bench.first_token(steps.prompt);
   std::vector<Prefill> prefills;
   std::vector<Decode> decodes;
   for (const int64_t context : steps.contexts) {
@@ -167,12 +180,26 @@ int bench_steps(const BenchOptions& o) {
         decodes.push_back(bench.decode(context, width, draft, steps.n));
   }
 
+  const Footprint taken = footprint(open.stream->device());  // before what follows takes memory of its own
+  double read = 0, fma = 0;
+  if (on_cpu) {
+    const Buffer buffer(Device{}, int64_t{512} << 20);
+    std::fill_n(buffer.data(), buffer.size(), std::byte{1});
+    for (int i = 0; i < 3; ++i)
+      read = std::max(read, cpu::measure_read(*open.pool, buffer.data(), buffer.size()));
+    fma = cpu::measure_fma(*open.pool, 0.5);
+  }
+
   if (o.json) {
     Json out;
     out.set("model", flags.model);
     out.set("device", flags.device);
     out.set("threads", open.pool->size());
     out.set("kv", flags.kv);
+    out.set("load_seconds", load);
+    out.set("first_token_seconds", first_token);
+    out.set("peak_ram_bytes", taken.ram);
+    out.set("peak_device_bytes", taken.device);
     out.set("read_bytes_per_second", on_cpu ? Json(read) : Json());
     out.set("fma_flops", on_cpu ? Json(fma) : Json());
     Json::Array p, d;
@@ -201,6 +228,8 @@ int bench_steps(const BenchOptions& o) {
     fmt::print("{}\n", write_json(out, {.indent = 1}));
     return 0;
   }
+  fmt::print("loaded in {:.2f} s; first token of {} after {:.1f} ms; peak memory {}\n", load, steps.prompt,
+             first_token * 1e3, describe(taken));
   if (on_cpu)
     fmt::print("{} threads: reads {:.1f} GB/s, multiplies and adds {:.1f} GFLOP/s\n", open.pool->size(),
                read / 1e9, fma / 1e9);

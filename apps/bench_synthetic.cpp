@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "commands.h"
+#include "footprint.h"
 #include "model/memory_plan.h"
 #include "model/model.h"
 #include "model/synthetic.h"
@@ -90,6 +91,7 @@ class SyntheticBench {
   int64_t weight_bytes() const { return model_->weight_bytes(); }
   int64_t bytes_per_token() const { return static_cast<int64_t>(model_->step_cost().weight_bytes(1)); }
   int64_t kernels() const { return kernels_; }
+  Footprint taken() const { return footprint(stream_.device()); }
 
   // Bytes a second of a large copy, read and written counted.
   double copy_rate() {
@@ -148,6 +150,7 @@ class SyntheticBench {
     return seconds_since(begin) / o_.steps;
   }
 
+  // Of a prompt, to its first token.
   struct Prefill {
     double seconds = 0, last_chunk = 0;
     int64_t last_rows = 0;
@@ -155,6 +158,8 @@ class SyntheticBench {
   Prefill prefill(int64_t tokens) {
     auto sequence = new_sequence(tokens);
     Prefill p;
+    const SamplingRow greedy{.temperature = 0};
+    stream_.upload(rows_.tensor.data, &greedy, static_cast<int64_t>(sizeof greedy));
     stream_.synchronize();
     const auto begin = Clock::now();
     for (int64_t at = 0; at < tokens; at += o_.chunk) {
@@ -165,7 +170,11 @@ class SyntheticBench {
                            at + n == tokens ? 1 : 0};
       batch_->build({&item, 1});
       const auto chunk = Clock::now();
-      model_->forward(*batch_);
+      const Tensor logits = model_->forward(*batch_);
+      if (at + n == tokens) {
+        sample(stream_, ids_.tensor.slice_rows(0, 1), logits,
+               reinterpret_cast<SamplingRow*>(rows_.tensor.data), 1);
+      }
       stream_.synchronize();  // the staging memory is reused
       sequence->commit(static_cast<int32_t>(n));
       p.last_chunk = seconds_since(chunk);
@@ -299,13 +308,22 @@ int bench_synthetic(int argc, char** argv) {
         p.last_chunk);
     first = false;
     if (!o.json) {
-      std::printf("prefill %7lld tokens: %8.1f ms, %9.1f tokens/s; last chunk of %lld: %.1f tokens/s\n",
-                  static_cast<long long>(tokens), p.seconds * 1e3, static_cast<double>(tokens) / p.seconds,
-                  static_cast<long long>(p.last_rows), static_cast<double>(p.last_rows) / p.last_chunk);
+      std::printf(
+          "prefill %7lld tokens: first token after %8.1f ms, %9.1f tokens/s; last chunk of %lld: %.1f "
+          "tokens/s\n",
+          static_cast<long long>(tokens), p.seconds * 1e3, static_cast<double>(tokens) / p.seconds,
+          static_cast<long long>(p.last_rows), static_cast<double>(p.last_rows) / p.last_chunk);
       std::fflush(stdout);
     }
   }
-  if (o.json) std::printf("%s]}\n", json.c_str());
+  const Footprint taken = bench.taken();
+  if (o.json) {
+    std::printf(R"(%s],"peak_ram_bytes":%lld,"peak_device_bytes":%lld})"
+                "\n",
+                json.c_str(), static_cast<long long>(taken.ram), static_cast<long long>(taken.device));
+  } else {
+    std::printf("peak memory: %s\n", describe(taken).c_str());
+  }
   return 0;
 }
 

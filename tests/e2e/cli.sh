@@ -128,6 +128,8 @@ check 2 '--max-tokens: expected a number of 64 bits' run "$model" -p Hi -n 92233
 check 2 '--seed: expected a value' run "$model" -p Hi --seed
 check 2 '--prompt: given more than once' run "$model" -p Hi -p Ho
 check 0 '--synthetic full|tiny' bench --help
+check 0 's; first token of 8 after ' bench "$model" --context 0 --prompt 8 --steps 1 --repeats 1 --width 1
+check 0 'peak memory: ' bench --synthetic tiny --device cpu --layers 4 --contexts 64 --streams 1 --prefill 8 --steps 1
 check 1 'quern: --synthetic full: the weights take' bench --synthetic full --layers 4096
 check 0 '--url http://HOST:PORT' bench --help
 
