@@ -1,8 +1,8 @@
 // moe for one decode row, 4-bit experts and a shared expert in FP8: gate and up in one launch, down with the sum over
 // experts and the injection in a second.
 //
-// Where the row's experts are yet to be ranked, every block ranks the logits for itself: a block that did it for all would have
-// to be waited for, which takes six times as long.
+// Where the row's experts are yet to be ranked, every block ranks the logits for itself: a block that did it for all was waited
+// for, 3.3 us, and its own ranking takes one of these 1.5.
 //
 // Nothing here depends on a format when it runs: what a block does once costs as much as its products. Experts' tiles are
 // whole in K, thus a few pieces of memory that the bulk engine copies at once. Sums are those of moe_decode_cuda.cu: gate and
