@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/sampling.h"
 #include "ops/scalar.h"
 
@@ -68,15 +69,6 @@ __device__ __forceinline__ int find_id(const int32_t* list, int n, int id) {
     }
   }
   return low < n && list[low] == id ? low : -1;
-}
-
-// Order of floats as unsigned integers; 0 is below all of them. NaNs have no place in it.
-__device__ __forceinline__ uint32_t order_of(float f) {
-  const uint32_t u = __float_as_uint(f == 0 ? 0.0f : f);
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-__device__ __forceinline__ float of_order(uint32_t u) {
-  return __uint_as_float(u & 0x80000000u ? u ^ 0x80000000u : ~u);
 }
 
 // Logit v of id i after what the row lists for ids of its own.
@@ -269,11 +261,6 @@ __device__ __forceinline__ double mass_of_block(double v, ChooseShared& s) {
   return sum;
 }
 
-// Larger for the more likely, ties to the lower id; 0 is below all.
-__device__ __forceinline__ uint64_t key_of(const Candidate& c) {
-  return uint64_t{order_of(c.l)} << 32 | ~static_cast<uint32_t>(c.id);
-}
-
 // The keys of a warp, the largest in lane 0 (bitonic).
 __device__ __forceinline__ uint64_t sorted_of_warp(uint64_t key) {
   const unsigned lane = threadIdx.x % 32;
@@ -295,7 +282,7 @@ __device__ __forceinline__ int rank_candidates(ChooseShared& s, Candidate mine, 
   const int warps = (n + 31) / 32;
   uint64_t key = 0;
   if (warp < warps) {
-    key = sorted_of_warp(tid < n ? key_of(mine) : 0);
+    key = sorted_of_warp(tid < n ? key_of(order_of(mine.l), mine.id) : 0);
     s.keys[tid] = key;
   }
   __syncthreads();
@@ -311,9 +298,7 @@ __device__ __forceinline__ int rank_candidates(ChooseShared& s, Candidate mine, 
       above += list[above] > key;
       if (w != warp) rank += above;
     }
-    if (rank < k)
-      s.first[rank] = {of_order(static_cast<uint32_t>(key >> 32)),
-                       static_cast<int32_t>(~static_cast<uint32_t>(key))};
+    if (rank < k) s.first[rank] = {of_order(order_of_key(key)), id_of_key(key)};
   }
   __syncthreads();
   return min(n, k);

@@ -52,7 +52,8 @@ struct RowLogits {
     uint32_t key[kPerLane], best = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      key[i] = expert(i) < n ? order_of(v[i]) : 0;
+      const uint32_t order = order_of(v[i]);
+      key[i] = expert(i) >= n ? 0 : v[i] != v[i] ? 1 : order;
       best = max(best, key[i]);
     }
     best = (best & ~31u) | static_cast<uint32_t>(lane);  // no two alike; a bound may be lower than it need be
@@ -67,7 +68,7 @@ struct RowLogits {
     for (int i = 0; i < kPerLane; ++i) {
       const unsigned taken = __ballot_sync(0xffffffffu, key[i] >= bound);
       const int at = count + __popc(taken & below);
-      if (key[i] >= bound && at < TopExperts::kMax) s.key[at] = with_id(key[i], expert(i));
+      if (key[i] >= bound && at < TopExperts::kMax) s.key[at] = key_of(key[i], expert(i));
       count += __popc(taken);
     }
     if (lane == 0 && count < TopExperts::kMax) s.key[count] = 0;  // they are looked through in pairs
@@ -82,7 +83,7 @@ struct RowLogits {
           const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(s.key + j);
           above += static_cast<int>(two.x > own) + static_cast<int>(two.y > own);
         }
-        if (above < top_k) ids[above] = static_cast<int32_t>(~static_cast<uint32_t>(own));
+        if (above < top_k) ids[above] = id_of_key(own);
       }
     } else {  // many equal logits: round by round
       uint64_t last = ~uint64_t{0};
@@ -91,7 +92,7 @@ struct RowLogits {
         uint64_t own = 0;
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
-          const uint64_t k = key[i] != 0 ? with_id(key[i], expert(i)) : 0;
+          const uint64_t k = key[i] != 0 ? key_of(key[i], expert(i)) : 0;
           if (k < last) own = max(own, k);
         }
         const auto high = __reduce_max_sync(0xffffffffu, static_cast<uint32_t>(own >> 32));
@@ -123,16 +124,6 @@ struct RowLogits {
     float total = 0;
     for (int j = 0; j < top_k; ++j) total += __shfl_sync(0xffffffffu, mine, j);
     if (lane < top_k) p[lane] = !(sum >= 0) ? NAN : renormalise ? mine / total : mine;
-  }
-
- private:
-  // Orders as the logit does; not 0.
-  __device__ __forceinline__ static uint32_t order_of(float logit) {
-    const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes 0
-    return logit != logit ? 1u : bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-  }
-  __device__ __forceinline__ static uint64_t with_id(uint32_t order, int id) {
-    return uint64_t{order} << 32 | static_cast<uint32_t>(~id);
   }
 };
 
