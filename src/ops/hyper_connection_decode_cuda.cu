@@ -16,16 +16,20 @@ constexpr int kWarps = 8, kThreads = kWarps * 32;  // of a block of the first
 constexpr int kHalves = 2;                         // of K in the second, a warp each
 constexpr int kFewRows = 4;  // two take 8.4 us so, three 12 by clusters; eight 18 so and 14 by clusters
 
+// What streams, which are not normalised yet, are multiplied by for a weight that takes them in that order: F16 holds 64 times
+// as much of them.
+__device__ __forceinline__ float scale_of(XOrder order) { return order == XOrder::Brain ? 1.0f : 0x1p-6f; }
+
 // Columns of x ⊙ (1 + norm), with the sums of squares of x on the way: squares[warp · n_squares + column].
 struct ScaledRows {
   static constexpr int kEarly = 1;  // chunks a thread whose norm it holds before x is there
   const MixerView& m;
   XTile tile;
   float norm[kEarly][8];
-  float scale;  // streams are not normalised yet: F16 holds 64 times as much of them
+  float scale;
 
   __device__ __forceinline__ ScaledRows(const MixerView& mixer, const XTile& t)
-      : m(mixer), tile(t), scale(t.order == XOrder::Brain ? 1.0f : 0x1p-6f) {
+      : m(mixer), tile(t), scale(scale_of(t.order)) {
 #pragma unroll
     for (int u = 0; u < kEarly; ++u) {
       const int i = static_cast<int>(threadIdx.x) + kThreads * u;
@@ -302,7 +306,7 @@ struct UpSums {
 };
 // What the sums of ScaledRows are multiplied by: the mean over streams is in it.
 __device__ __forceinline__ float unscaled(const MixerView& m, const WeightView& w) {
-  return 1.0f / (static_cast<float>(m.streams) * (x_order(w) == XOrder::Brain ? 1.0f : 0x1p-6f));
+  return 1.0f / (static_cast<float>(m.streams) * scale_of(x_order(w)));
 }
 // Columns of x as the product takes them, of pieces; r of its rows. Addresses are made before the wait, which is in here.
 template <int kTiles, typename Also>

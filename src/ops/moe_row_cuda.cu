@@ -20,6 +20,8 @@ constexpr int kTiles = 2;  // of a block of gate and up, eight rows of each
 constexpr int kWarpCopies = 4 * kTiles / kWarps;
 constexpr int kMaxPairs = 8;  // of experts
 
+using RankedLogits = RowLogits<kMaxRowExperts / 32>;
+
 struct RowArgs {
   MoeView m;
   RowChoice choice;  // or m.ids and m.p
@@ -106,7 +108,7 @@ __global__ __launch_bounds__(kThreads, 4) void moe_row_gate_up_kernel(const __gr
     const float v = row_dot<kThreads>(m.shared_expert_gate, m.h.x, true, &part[0][0][0]);
     if (tid == 0) *a.shared_weight = scalar::sigmoid(v);
     if (const RowChoice& c = a.choice; c.logits && warp == 1) {  // for who asked
-      const RowLogits<kMaxRowExperts / 32> row(c.logits, m.n_experts);
+      const RankedLogits row(c.logits, m.n_experts);
       row.top_ids(m.n_experts, m.top_k, top, chosen);
       row.weights(c.logits, m.n_experts, chosen, m.top_k, c.renormalise, c.p);
       if (lane < m.top_k) c.ids[lane] = chosen[lane];
@@ -152,7 +154,7 @@ __global__ __launch_bounds__(kThreads, 4) void moe_row_gate_up_kernel(const __gr
   const int place = static_cast<int>(blockIdx.y) - 1;
   if (warp == 0) {
     if (a.choice.logits) {
-      RowLogits<kMaxRowExperts / 32>(a.choice.logits, m.n_experts).top_ids(m.n_experts, m.top_k, top, chosen);
+      RankedLogits(a.choice.logits, m.n_experts).top_ids(m.n_experts, m.top_k, top, chosen);
     } else {
       if (lane == 0) chosen[place] = __ldcg(m.ids + place);
       __syncwarp();
@@ -219,8 +221,7 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
             x_stride = column_stride(4 * row_bytes);
   // gate and up lets this kernel start behind its own wait, so logits or ids and p, x and inj are complete.
   if (a.choice.logits) {
-    if (warp == 0)
-      RowLogits<kMaxRowExperts / 32>(a.choice.logits, m.n_experts).top_ids(m.n_experts, m.top_k, top, chosen);
+    if (warp == 0) RankedLogits(a.choice.logits, m.n_experts).top_ids(m.n_experts, m.top_k, top, chosen);
   } else if (tid < m.top_k) {
     chosen[tid] = __ldcg(m.ids + tid);
     p[tid] = __ldcg(m.p + tid);
@@ -284,8 +285,7 @@ __global__ __launch_bounds__((kMaxPairs + 1) * 32,
     for (int i = 0; i < plan.depth; ++i) ring.put();
     pdl_launch();
     if (const RowChoice& c = a.choice; c.logits) {
-      RowLogits<kMaxRowExperts / 32>(c.logits, m.n_experts)
-          .weights(c.logits, m.n_experts, chosen, m.top_k, c.renormalise, p);
+      RankedLogits(c.logits, m.n_experts).weights(c.logits, m.n_experts, chosen, m.top_k, c.renormalise, p);
     }
     const XTile x = x_tile(mine + plan.bytes, w, 1, 0, steps);
     pdl_wait();
@@ -323,8 +323,6 @@ bool takes_row(Stream& s, const MoeView& m) {
   return BlockTiles<kThreads>::takes(s, m.shared_gate) && m.injection.streams * 8 <= (m.top_k + 1) / 2 * 32 &&
          gate_shared(m) <= 56 * 1024 && m.down.row_bytes <= 1024 && m.gate.n % 8 == 0;
 }
-
-void moe_row(Stream& s, const MoeView& m) { moe_row(s, m, {}); }
 
 void moe_row(Stream& s, const MoeView& m, const RowChoice& choice) {
   ScratchScope scope(s);

@@ -202,7 +202,6 @@ struct Shared {
   int n_tied, border_bin, above_border_bin;
   uint32_t border_bits;
   int take_ties;
-  int total;
 };
 
 // The sum of the first `warps` of what every warp of the block has left in `of_warp`.

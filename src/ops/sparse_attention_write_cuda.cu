@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(32 * kWarps) qsa_write_kernel(const __grid_con
 #pragma unroll
   for (int j = 0; j < kTurns; ++j) {
     sincosf(scalar::rope_angle(turn, a.frequency[lane + 32 * j]), &s[j], &c[j]);
-    asm volatile("" : "+f"(s[j]), "+f"(c[j]));  // or the compiler moves the last part of them behind the wait
+    made_here(s[j]);
+    made_here(c[j]);
   }
   pdl_wait();
   if (!used) return;

@@ -37,10 +37,9 @@ bool takes_batch(Stream& s, const MoeView& m);
 bool moe_batch(Stream& s, const MoeView& m, float* y, float* y_s, float* shared_weight);
 // One decode row with 4-bit experts and a shared one in FP8: all of moe_decode.
 bool takes_row(Stream& s, const MoeView& m);
-void moe_row(Stream& s, const MoeView& m);
-// The same, and the ranking before: its blocks rank for themselves (at most kMaxRowExperts).
 inline constexpr int kMaxRowExperts = 512;
-void moe_row(Stream& s, const MoeView& m, const RowChoice& choice);
+// With logits in `choice` its blocks rank the row's experts, of which there are at most kMaxRowExperts, for themselves.
+void moe_row(Stream& s, const MoeView& m, const RowChoice& choice = {});
 inline constexpr int kSharedDotThreads = 128;  // that share the dot product of the shared expert's gate
 // y and the residual from the entries' results y_e [T·K, H], the shared expert's y_s [T, H].
 void moe_combine(Stream& s, const MoeView& m, const float* y_e, const float* y_s, const float* shared_weight);
